@@ -1,0 +1,1 @@
+"""One script per question: `python -m benchmarks.ingest`, `.inmemory`, `.produce`, `.latency`."""

@@ -1,0 +1,211 @@
+"""How fast are the kernels alone? YSB over rows in memory, one worker, no sockets, against hand-written C.
+
+The rows are grouped beforehand, as the wire delivers them, and fed without a copy; the case "mixed" lets
+`feed()` do the partitioning and is reported, not judged. Time runs from the first feed until `finish()` has
+fired every window. The reference is a dense count that knows the key range and the span of time in advance
+(benchmarks/native/ysb.c). Both sides read the same arrays, in the same order, on the same core, and their
+totals must be equal.
+
+    python -m benchmarks.inmemory [--json] [--quick]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import flexstream as fs
+from benchmarks import harness, workload
+from benchmarks.engine_process import ysb_query, ysb_stream
+from benchmarks.harness import Cores
+from flexstream.testing import ysb
+
+TARGET = 0.4
+ROWS = 8_000_000
+SLICE_S = 4  # event time between two visits of a group; also the disorder that the stream allows
+SLICES = 5
+WINDOW_MS = 10_000
+_names = (f"ads{number}" for number in itertools.count())
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    groups: int
+    slide_ms: int = WINDOW_MS
+    mixed: bool = False
+
+    def window(self) -> fs.WindowSpec:
+        return (
+            fs.tumbling("10s")
+            if self.slide_ms == WINDOW_MS
+            else fs.sliding("10s", every=f"{self.slide_ms}ms")
+        )
+
+
+CASES = (
+    Case("tumbling, 16 groups", 16),
+    Case("tumbling, 128 groups", 128),
+    Case("sliding 10 s / 1 s, 128 groups", 128, slide_ms=1000),
+    Case("mixed: feed() partitions, 128 groups", 128, mixed=True),
+)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Slices of event time; in each, the rows of one group after the other (or one mixed array)."""
+
+    batches: list[tuple[int | None, np.ndarray]]
+    rows: int
+    views: int
+
+
+def prepare(groups: int, rows: int, mixed: bool) -> Data:
+    rate = rows // (SLICE_S * SLICES)
+    generated = ysb.generate(rows, keys=workload.KEYS, seed=workload.SEED, rate=rate, start=workload.START_MS)
+    views = int((generated["event_type"] == b"view").sum())
+    batches: list[tuple[int | None, np.ndarray]] = []
+    for part in np.array_split(generated, SLICES):
+        if mixed:
+            batches.append((None, part))
+            continue
+        group = ysb.YSB_STREAM.group_of(part, groups)
+        order = np.argsort(group, kind="stable")
+        bounds = np.searchsorted(group[order], np.arange(groups + 1))
+        ordered = part[order]
+        batches += [
+            (g, ordered[bounds[g] : bounds[g + 1]]) for g in range(groups) if bounds[g] < bounds[g + 1]
+        ]
+    return Data(batches, len(generated), views)
+
+
+class Reference:
+    """The hand-written C on this thread, pinned to the worker's core while it runs."""
+
+    def __init__(self, case: Case, data: Data, cpu: int) -> None:
+        self._library = ctypes.CDLL(str(harness.compiled("ysb", shared=True)))
+        self._case, self._data, self._cpu = case, data, cpu
+        self._per_window = WINDOW_MS // case.slide_ms
+        around = self._per_window - 1  # windows that begin before the first row, and panes after the last
+        self._first_time = workload.START_MS - around * case.slide_ms
+        self._slots = SLICE_S * SLICES * 1000 // case.slide_ms + 1 + 2 * around
+        self._counts = np.zeros((self._slots, workload.KEYS), dtype=np.uint32)
+        self._windows = np.zeros((self._slots, workload.KEYS), dtype=np.uint32)
+        self._first_key = min(int(rows["campaign_id"].min()) for _, rows in data.batches)
+
+    def __call__(self) -> float:
+        affinity = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {self._cpu})
+        try:
+            return self._run()
+        finally:
+            os.sched_setaffinity(0, affinity)
+
+    def _run(self) -> float:
+        self._counts[:] = 0
+        counts, windows = (array.ctypes.data_as(ctypes.c_void_p) for array in (self._counts, self._windows))
+        integer, count = ctypes.c_int64, self._library.ysb_count
+        rest = (self._first_time, self._case.slide_ms, self._first_key, workload.KEYS)
+        calls = [
+            (ctypes.c_void_p(rows.ctypes.data), integer(len(rows)), *map(integer, rest), counts)
+            for _, rows in self._data.batches
+        ]  # before the clock starts: a C program would not pay for Python's conversions
+        start = time.perf_counter()
+        for call in calls:
+            count(*call)
+        result = self._counts
+        if self._per_window > 1:
+            result = self._windows
+            shape = (integer(self._slots), integer(self._per_window), integer(workload.KEYS))
+            self._library.ysb_slide(counts, *shape, windows)
+        seconds = time.perf_counter() - start
+        expected = self._data.views * self._per_window
+        if int(result.sum()) != expected:
+            raise SystemExit(f"{self._case.name}: the reference counts {result.sum()}, not {expected}")
+        return seconds
+
+
+def run_engine(engine: fs.Engine, case: Case, data: Data) -> float:
+    """Feed everything to a fresh stream and wait until all windows have fired; check the total."""
+    name = next(_names)
+    stream = ysb_stream(name, max_disorder=f"{SLICE_S}s")
+    engine.add(stream)
+    engine.submit(ysb_query(stream, name, case.window()))
+    start = time.perf_counter()
+    for group, rows in data.batches:
+        engine.feed(name, rows, group=group)
+    engine.finish()
+    seconds = time.perf_counter() - start
+    counted = sum(int(np.asarray(batch.column("n")).sum()) for batch in engine.results(name))
+    engine.cancel(name)
+    expected = data.views * (WINDOW_MS // case.slide_ms)
+    if counted != expected:
+        raise SystemExit(f"{case.name}: the engine counts {counted}, not {expected}")
+    return seconds
+
+
+def measure(case: Case, rows: int, cores: Cores, pairs: int, until: float) -> dict[str, Any]:
+    data = prepare(case.groups, rows, case.mixed)
+    reference = Reference(case, data, cores.receiver)
+    with fs.Engine(workers=[cores.receiver], groups=case.groups) as engine:
+        os.sched_setaffinity(0, {cores.sender})  # this thread feeds; the worker is on its own core
+        run_engine(engine, case, data)
+        reference()
+        found = harness.alternate(pairs, lambda: run_engine(engine, case, data), reference, until=until)
+    ratios = [theirs / ours for ours, theirs in found]
+    return {
+        "name": case.name,
+        "groups": case.groups,
+        "judged": not case.mixed,
+        "pairs": len(found),
+        "generic_ratio": round(harness.median(ratios), 4),
+        "spread": harness.spread(ratios),
+        "records_per_s": round(harness.median([data.rows / ours for ours, _ in found])),
+        "reference_records_per_s": round(harness.median([data.rows / theirs for _, theirs in found])),
+    }
+
+
+def main() -> None:
+    options = harness.arguments(__doc__ or "", pairs=15)
+    end = harness.start("inmemory")
+    cores = Cores.pick()
+    rows = ROWS // 4 if options.quick else ROWS
+    affinity = os.sched_getaffinity(0)
+    cases = []
+    for index, case in enumerate(CASES):
+        now = time.monotonic()
+        os.sched_setaffinity(0, affinity)
+        cases.append(measure(case, rows, cores, options.pairs, now + (end - now) / (len(CASES) - index)))
+    harness.print_table(
+        ["case", "ratio", "quartiles", "M rows/s", "hand-written C"],
+        [
+            [
+                c["name"],
+                c["generic_ratio"],
+                c["spread"],
+                c["records_per_s"] / 1e6,
+                c["reference_records_per_s"] / 1e6,
+            ]
+            for c in cases
+        ],
+    )
+    worst = min(case["generic_ratio"] for case in cases if case["judged"])
+    result = {
+        "benchmark": "inmemory",
+        "generic_ratio": worst,
+        "ratio": worst,  # the best variant there is: only the generic one yet
+        "target": TARGET,
+        "rows": rows,
+        "cases": sorted(cases, key=lambda case: case["generic_ratio"]),
+    }
+    harness.finish(result, as_json=options.json, target=("generic_ratio", TARGET))
+
+
+if __name__ == "__main__":
+    main()

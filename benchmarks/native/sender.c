@@ -1,0 +1,287 @@
+/* The one sender of all ingest benchmarks: pre-framed DATA, one connection per group, in turn, in a loop.
+ *
+ * The file holds wire frames as they would be sent, in sending order, all of one row size. Per loop the row sequence
+ * is patched into each header and, with --time-delta, the event times move on. After the duration: EOS everywhere,
+ * then it waits until the receiver says that the session has ended, so that rows / seconds is what was *taken*, not
+ * what was put into socket buffers. Prints one JSON object.
+ *
+ *   sender --port n --frames file --groups G --stream ads --schema hash --row-bytes 78 [--cpu n] [--duration-ms 1000]
+ *          [--rows max] [--time-offset n --time-delta n] [--watermark-every n] [--crc 1] [--rate rows/s]
+ *          [--marker-ms n] [--token text] [--producer uuid]
+ */
+#define _GNU_SOURCE
+#include "process.h"
+#include "wire.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <nmmintrin.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+enum { MAX_GROUPS = 4096, TAIL_BYTES = 2 * HEADER_BYTES, CHAINS = 3, PATIENCE_S = 60 };
+
+/* One frame in memory: header, payload, and room for a watermark and a marker behind it, so that it is one send. */
+struct frame {
+    char *data;
+    uint32_t payload_bytes, rows;
+    uint16_t group;
+    int64_t later_min; /* the smallest event time after this frame, in this loop */
+};
+
+static struct frame *frames;
+static size_t frame_count;
+static int sockets[MAX_GROUPS], control;
+static uint64_t next_row[MAX_GROUPS], sent_frames[MAX_GROUPS];
+static int64_t row_bytes, time_offset, time_delta, first_time = INT64_MAX;
+
+static void receive_all(int fd, void *data, size_t size)
+{
+    for (char *at = data; size > 0;) {
+        ssize_t got = recv(fd, at, size, 0);
+        if (got <= 0)
+            DIE("the receiver closed the connection or was silent for %d s", PATIENCE_S);
+        at += got, size -= got;
+    }
+}
+
+/* The next frame that is not DATA flow: its header; the payload is thrown away, unless it is an ERROR to show. */
+static struct header receive_answer(int fd)
+{
+    struct header answer;
+    char payload[65536];
+    receive_all(fd, &answer, sizeof answer);
+    if (answer.magic != MAGIC || answer.payload_bytes >= sizeof payload)
+        DIE("the receiver's answer is not a frame");
+    receive_all(fd, payload, answer.payload_bytes);
+    payload[answer.payload_bytes] = 0;
+    if (answer.type == ERROR) {
+        fprintf(stderr, "sender: the receiver refused: %s\n", payload);
+        exit(1);
+    }
+    return answer;
+}
+
+static void send_all(int fd, const char *at, size_t size)
+{
+    while (size > 0) {
+        ssize_t sent = send(fd, at, size, MSG_NOSIGNAL);
+        if (sent <= 0) {
+            if (errno == EPIPE || errno == ECONNRESET)
+                receive_answer(fd); /* shows the ERROR frame if there is one */
+            DIE("send");
+        }
+        at += sent, size -= sent;
+    }
+}
+
+static int connect_to(int port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+    struct timeval patience = {.tv_sec = PATIENCE_S};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0)
+        DIE("connect to port %d", port);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    return fd;
+}
+
+static int greet(int port, uint16_t group, const char *json)
+{
+    int fd = connect_to(port);
+    struct header hello = make_header(HELLO, group, strlen(json), 0, 0);
+    send_all(fd, (char *)&hello, sizeof hello);
+    send_all(fd, json, strlen(json));
+    struct header answer = receive_answer(fd);
+    if (answer.type != ACK || answer.group != group)
+        DIE("HELLO of group %d: answer of type %d for group %d", group, answer.type, answer.group);
+    next_row[group % MAX_GROUPS] = answer.sequence;
+    return fd;
+}
+
+typedef int64_t __attribute__((aligned(1))) unaligned_time; /* rows are packed */
+
+static unaligned_time *time_of(const struct frame *frame, uint32_t row)
+{
+    return (unaligned_time *)(frame->data + HEADER_BYTES + row * row_bytes + time_offset);
+}
+
+static void load_frames(const char *path)
+{
+    size_t size, capacity = 0;
+    char *file = read_whole(path, &size);
+    for (size_t at = 0; at < size;) {
+        struct header *header = (struct header *)(file + at);
+        size_t whole = HEADER_BYTES + header->payload_bytes;
+        if (size - at < HEADER_BYTES || header->magic != MAGIC || header->type != DATA || size - at < whole ||
+            header->group >= MAX_GROUPS || header->payload_bytes != header->value * row_bytes)
+            DIE("%s: byte %zu is not a whole DATA frame of %lld-byte rows", path, at, (long long)row_bytes);
+        if (frame_count == capacity)
+            frames = realloc(frames, (capacity = capacity ? 2 * capacity : 1024) * sizeof *frames);
+        struct frame *frame = &frames[frame_count++];
+        *frame = (struct frame){malloc(whole + TAIL_BYTES), header->payload_bytes, header->value, header->group, 0};
+        memcpy(frame->data, header, whole);
+        at += whole;
+    }
+    if (frame_count == 0)
+        DIE("%s holds no frames", path);
+    free(file);
+}
+
+/* later_min of each frame, over the rest of this loop and all of the next: what a watermark after it may say. */
+static void find_watermarks(void)
+{
+    for (size_t i = 0; i < frame_count; i++)
+        for (uint32_t row = 0; row < frames[i].rows; row++)
+            if (*time_of(&frames[i], row) < first_time)
+                first_time = *time_of(&frames[i], row);
+    int64_t least = first_time + time_delta;
+    for (size_t i = frame_count; i-- > 0;) {
+        frames[i].later_min = least;
+        for (uint32_t row = 0; row < frames[i].rows; row++)
+            if (*time_of(&frames[i], row) < least)
+                least = *time_of(&frames[i], row);
+    }
+}
+
+/* CRC32C of up to three equally long frames at once: three independent chains keep the unit busy. */
+static void checksum(struct frame **some, int count)
+{
+    uint64_t crc[CHAINS] = {0xFFFFFFFFu, 0xFFFFFFFFu, 0xFFFFFFFFu};
+    size_t size[CHAINS], common = SIZE_MAX;
+    for (int i = 0; i < CHAINS; i++) {
+        struct header *header = (struct header *)some[i < count ? i : 0]->data;
+        header->flags |= FLAG_CRC, header->crc32c = 0;
+        size[i] = HEADER_BYTES + header->payload_bytes;
+        if (size[i] / 8 < common)
+            common = size[i] / 8;
+    }
+    const char *a = some[0]->data, *b = some[count > 1 ? 1 : 0]->data, *c = some[count > 2 ? 2 : 0]->data;
+    for (size_t word = 0; word < common; word++) {
+        uint64_t x, y, z;
+        memcpy(&x, a + 8 * word, 8), memcpy(&y, b + 8 * word, 8), memcpy(&z, c + 8 * word, 8);
+        crc[0] = _mm_crc32_u64(crc[0], x), crc[1] = _mm_crc32_u64(crc[1], y), crc[2] = _mm_crc32_u64(crc[2], z);
+    }
+    for (int i = 0; i < count; i++) {
+        for (size_t at = 8 * common; at < size[i]; at++)
+            crc[i] = _mm_crc32_u8(crc[i], some[i]->data[at]);
+        ((struct header *)some[i]->data)->crc32c = ~crc[i];
+    }
+}
+
+/* Make the frame ready for this loop: its sequence, and its event times moved on by one step. */
+static void patch(struct frame *frame, int64_t loop)
+{
+    struct header *header = (struct header *)frame->data;
+    header->sequence = next_row[frame->group];
+    next_row[frame->group] += frame->rows;
+    if (loop > 0 && time_delta)
+        for (uint32_t row = 0; row < frame->rows; row++)
+            *time_of(frame, row) += time_delta;
+}
+
+static size_t add_tail(struct frame *frame, size_t size, uint8_t type, int64_t value)
+{
+    struct header tail = make_header(type, frame->group, 0, value, next_row[frame->group]);
+    memcpy(frame->data + size, &tail, sizeof tail);
+    return size + sizeof tail;
+}
+
+static void end_session(int groups)
+{
+    char message[HEADER_BYTES + MAX_GROUPS / 8] = {0};
+    uint32_t bitmap_bytes = (groups + 7) / 8;
+    for (int group = 0; group < groups; group++) {
+        if (sockets[group] == 0)
+            continue;
+        struct header eos = make_header(EOS, group, 0, 0, next_row[group]);
+        send_all(sockets[group], (char *)&eos, sizeof eos);
+        shutdown(sockets[group], SHUT_WR);
+        message[HEADER_BYTES + group / 8] |= 1 << (group % 8);
+    }
+    struct header eos = make_header(EOS, CONTROL_GROUP, bitmap_bytes, 0, 0);
+    memcpy(message, &eos, sizeof eos);
+    send_all(control, message, HEADER_BYTES + bitmap_bytes);
+    while (receive_answer(control).type != ACK)
+        continue;
+}
+
+static void wait_until(int64_t due_ns)
+{
+    for (int64_t left; (left = due_ns - now_ns()) > 0;) {
+        struct timespec nap = {0, left > 200000 ? 100000 : 1000};
+        nanosleep(&nap, NULL);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    int port = number(argc, argv, "--port", 0), groups = number(argc, argv, "--groups", 128);
+    int64_t duration = number(argc, argv, "--duration-ms", 1000) * 1000000, limit = number(argc, argv, "--rows", INT64_MAX);
+    int64_t marker_every = number(argc, argv, "--marker-ms", 0) * 1000000;
+    uint64_t watermark_every = number(argc, argv, "--watermark-every", 0);
+    double rate = number(argc, argv, "--rate", 0);
+    int crc = number(argc, argv, "--crc", 0) != 0;
+    const char *token = option(argc, argv, "--token", "");
+    char hello[2048];
+    row_bytes = number(argc, argv, "--row-bytes", 78);
+    time_offset = number(argc, argv, "--time-offset", 0);
+    time_delta = number(argc, argv, "--time-delta", 0);
+    pin_to(number(argc, argv, "--cpu", -1));
+    signal(SIGPIPE, SIG_IGN);
+    load_frames(option(argc, argv, "--frames", "frames.bin"));
+    find_watermarks();
+
+    snprintf(hello, sizeof hello,
+             "{\"versions\":[1],\"stream\":\"%s\",\"row_bytes\":%lld,\"schema\":\"%s\",\"producer\":\"%s\",\"epoch\":1,"
+             "\"token\":%s%s%s,\"crc\":%s,\"ack_bytes\":0}",
+             option(argc, argv, "--stream", "ads"), (long long)row_bytes, option(argc, argv, "--schema", ""),
+             option(argc, argv, "--producer", "00000000-0000-4000-8000-000000000001"), *token ? "\"" : "",
+             *token ? token : "null", *token ? "\"" : "", crc ? "true" : "false");
+    control = greet(port, CONTROL_GROUP, hello);
+    for (size_t i = 0; i < frame_count; i++)
+        if (sockets[frames[i].group] == 0)
+            sockets[frames[i].group] = greet(port, frames[i].group, hello);
+
+    int64_t rows = 0, bytes = 0, count = 0, loop = 0, markers = 0;
+    int64_t start = now_ns(), start_cpu = cpu_ns(), now = start, marker_due = start + marker_every;
+    for (; now - start < duration && rows < limit; loop++) {
+        for (size_t i = 0; i < frame_count && now - start < duration && rows < limit; i++) {
+            struct frame *frame = &frames[i];
+            if (crc && i % CHAINS == 0) {
+                struct frame *some[CHAINS];
+                int ready = 0;
+                for (; ready < CHAINS && i + ready < frame_count; ready++)
+                    patch(some[ready] = &frames[i + ready], loop);
+                checksum(some, ready);
+            } else if (!crc)
+                patch(frame, loop);
+            size_t size = HEADER_BYTES + frame->payload_bytes;
+            if (watermark_every && ++sent_frames[frame->group] % watermark_every == 0)
+                size = add_tail(frame, size, WATERMARK, frame->later_min + loop * time_delta);
+            if (marker_every && now >= marker_due) {
+                size = add_tail(frame, size, MARKER, clock_ns(CLOCK_REALTIME));
+                marker_due = now + marker_every, markers++;
+            }
+            send_all(sockets[frame->group], frame->data, size);
+            rows += frame->rows, bytes += size, count++;
+            if (rate > 0)
+                wait_until(start + (int64_t)(rows / rate * 1e9));
+            now = now_ns();
+        }
+    }
+    int64_t sent = now_ns();
+    end_session(groups);
+    int64_t end = now_ns();
+    printf("{\"rows\": %lld, \"bytes\": %lld, \"frames\": %lld, \"loops\": %lld, \"markers\": %lld, "
+           "\"send_seconds\": %.6f, \"seconds\": %.6f, \"cpu_ns\": %lld, \"rows_per_s\": %.0f}\n",
+           (long long)rows, (long long)bytes, (long long)count, (long long)loop, (long long)markers,
+           (sent - start) / 1e9, (end - start) / 1e9, (long long)(cpu_ns() - start_cpu), rows / ((end - start) / 1e9));
+    return 0;
+}

@@ -1,0 +1,30 @@
+from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
+
+
+cdef extern from "native.h" nogil:
+    uint64_t fs_load_acquire(const uint64_t *p) noexcept
+    void fs_store_release(uint64_t *p, uint64_t v) noexcept
+    uint64_t fs_load_relaxed(const uint64_t *p) noexcept
+    void fs_store_relaxed(uint64_t *p, uint64_t v) noexcept
+    uint64_t fs_fetch_sub(uint64_t *p, uint64_t v) noexcept
+    void fs_fence() noexcept
+    void fs_pause() noexcept
+    void fs_count(uint64_t *p, uint64_t n) noexcept
+
+    int16_t fs_i16(const unsigned char *p) noexcept
+    int32_t fs_i32(const unsigned char *p) noexcept
+    int64_t fs_i64(const unsigned char *p) noexcept
+    uint16_t fs_u16(const unsigned char *p) noexcept
+    uint32_t fs_u32(const unsigned char *p) noexcept
+    uint64_t fs_u64(const unsigned char *p) noexcept
+    float fs_f32(const unsigned char *p) noexcept
+    double fs_f64(const unsigned char *p) noexcept
+
+    bint fs_add_overflows(int64_t a, int64_t b, int64_t *r) noexcept
+    bint fs_sub_overflows(int64_t a, int64_t b, int64_t *r) noexcept
+    bint fs_mul_overflows(int64_t a, int64_t b, int64_t *r) noexcept
+
+    uint64_t fs_now_ns() noexcept
+    uint64_t fs_realtime_ns() noexcept
+    uint64_t fs_thread_cpu_ns() noexcept
+    int64_t fs_thread_id() noexcept

@@ -1,0 +1,150 @@
+/* Partition kernels of the producer: packed rows -> group ids -> copies into one cursor per group.
+ *
+ * A block of rows small enough for the L1 cache is first hashed (a loop without branches, which the compiler
+ * vectorises), then copied: one 16-byte load and store per 16 bytes of row, the last pair overlapping, so that
+ * no byte past a row is read or written.
+ *
+ * Guarantees: no allocation, no calls, no writes outside [at, end) of a cursor.
+ * Assumes: end - at is a multiple of row_bytes for every cursor; row_bytes >= 8 (a row has a timestamp).
+ */
+#ifndef FLEXSTREAM_SCATTER_H
+#define FLEXSTREAM_SCATTER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define SCATTER_BLOCK_BYTES 16384
+#define SCATTER_MAX_BLOCK 1024
+
+typedef struct {
+    unsigned char *at, *end; /* equal: no room, or no open frame */
+} Cursor;
+
+typedef struct {
+    uint32_t groups, mask; /* mask: groups - 1 for a power of two, else 0 */
+    uint32_t bias;         /* 2^31 mod groups: pmod is of the hash as a signed int */
+    uint64_t reciprocal;
+} Modulus;
+
+static inline Modulus scatter_modulus(uint32_t groups) {
+    Modulus m = {groups, groups & (groups - 1) ? 0 : groups - 1, (1u << 31) % groups, UINT64_MAX / groups + 1};
+    return m;
+}
+
+static inline uint32_t scatter_rotl(uint32_t x, int r) { return x << r | x >> (32 - r); }
+
+static inline uint32_t scatter_mix(uint32_t h, uint32_t k) {
+    h ^= scatter_rotl(k * 0xcc9e2d51u, 15) * 0x1b873593u;
+    return scatter_rotl(h, 13) * 5 + 0xe6546b64u;
+}
+
+/* murmur3_32(seed 42) of one 8-byte integer per row: what murmur3.pxd's hash_long computes, four lanes at a time. */
+static void scatter_hash_longs(const unsigned char *key, size_t stride, size_t n, uint32_t *hash) {
+    uint32_t low[SCATTER_MAX_BLOCK], high[SCATTER_MAX_BLOCK];
+    for (size_t i = 0; i < n; i++, key += stride) {
+        memcpy(&low[i], key, 4);
+        memcpy(&high[i], key + 4, 4);
+    }
+    for (size_t i = 0; i < n; i++) {
+        uint32_t h = scatter_mix(scatter_mix(42, low[i]), high[i]) ^ 8;
+        h = (h ^ h >> 16) * 0x85ebca6bu;
+        h = (h ^ h >> 13) * 0xc2b2ae35u;
+        hash[i] = h ^ h >> 16;
+    }
+}
+
+static void scatter_groups(const Modulus *m, const uint32_t *hash, size_t n, uint16_t *group) {
+    if (m->mask || m->groups == 1) {
+        for (size_t i = 0; i < n; i++) group[i] = (uint16_t)(hash[i] & m->mask);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) { /* Lemire's remainder, as in murmur3.pyx */
+        uint64_t low = m->reciprocal * (hash[i] ^ 1u << 31);
+        uint32_t r = (uint32_t)(((unsigned __int128)low * m->groups) >> 64);
+        group[i] = (uint16_t)(r >= m->bias ? r - m->bias : r + m->groups - m->bias);
+    }
+}
+
+static int64_t scatter_max_time(const unsigned char *time, size_t stride, size_t n, int64_t most) {
+    for (size_t i = 0; i < n; i++, time += stride) {
+        int64_t t;
+        memcpy(&t, time, 8);
+        most = t > most ? t : most;
+    }
+    return most;
+}
+
+typedef struct {
+    uint64_t a, b;
+} scatter_pair;
+
+static inline void scatter_copy16(unsigned char *to, const unsigned char *from) {
+    scatter_pair pair;
+    memcpy(&pair, from, 16);
+    memcpy(to, &pair, 16);
+}
+
+/* The line that this cursor's next row ends in is wanted many rows later: ask for it now, for writing. With more
+ * groups than the L1 cache has room for, this hides a miss per row. (PREFETCHW is a no-op where it does not exist.) */
+static inline void scatter_expect(const unsigned char *to) {
+#ifdef __x86_64__
+    __asm__ volatile("prefetchw %0" : : "m"(*to));
+#else
+    __builtin_prefetch(to, 1);
+#endif
+}
+
+/* Rows 0..n-1 go to their groups' cursors; stops at a row whose cursor has no room. Returns the rows copied. */
+#define SCATTER_BODY(COPY)                                                                            \
+    for (size_t i = 0; i < n; i++, row += row_bytes) {                                                \
+        Cursor *cursor = &cursors[group[i]];                                                          \
+        unsigned char *to = cursor->at;                                                               \
+        if (__builtin_expect(to == cursor->end, 0)) return i;                                         \
+        COPY;                                                                                         \
+        cursor->at = to + row_bytes;                                                                  \
+        scatter_expect(to + 2 * row_bytes);                                                           \
+    }                                                                                                 \
+    return n;
+
+typedef size_t (*scatter_fn)(Cursor *, const uint16_t *, const unsigned char *, size_t, size_t);
+
+#define SCATTER_SIZED(K)                                                                              \
+    static size_t scatter_##K(Cursor *cursors, const uint16_t *group, const unsigned char *row,       \
+                              size_t row_bytes, size_t n) {                                           \
+        SCATTER_BODY({                                                                                \
+            _Pragma("GCC unroll 16") for (int k = 0; k < K; k++) scatter_copy16(to + 16 * k, row + 16 * k); \
+            scatter_copy16(to + row_bytes - 16, row + row_bytes - 16);                                \
+        })                                                                                            \
+    }
+
+SCATTER_SIZED(0) SCATTER_SIZED(1) SCATTER_SIZED(2) SCATTER_SIZED(3) SCATTER_SIZED(4) SCATTER_SIZED(5)
+SCATTER_SIZED(6) SCATTER_SIZED(7) SCATTER_SIZED(8) SCATTER_SIZED(9) SCATTER_SIZED(10) SCATTER_SIZED(11)
+
+static size_t scatter_tiny(Cursor *cursors, const uint16_t *group, const unsigned char *row, size_t row_bytes,
+                           size_t n) { /* 8 to 15 bytes */
+    SCATTER_BODY({
+        memcpy(to, row, 8);
+        memcpy(to + row_bytes - 8, row + row_bytes - 8, 8);
+    })
+}
+
+static size_t scatter_any(Cursor *cursors, const uint16_t *group, const unsigned char *row, size_t row_bytes,
+                          size_t n) {
+    SCATTER_BODY(memcpy(to, row, row_bytes))
+}
+
+static inline scatter_fn scatter_for(size_t row_bytes) {
+    static const scatter_fn sized[] = {scatter_0, scatter_1, scatter_2, scatter_3, scatter_4,  scatter_5,
+                                       scatter_6, scatter_7, scatter_8, scatter_9, scatter_10, scatter_11};
+    if (row_bytes < 16) return row_bytes < 8 ? scatter_any : scatter_tiny;
+    size_t k = (row_bytes - 1) / 16;
+    return k < sizeof sized / sizeof *sized ? sized[k] : scatter_any;
+}
+
+static inline size_t scatter_block_rows(size_t row_bytes) {
+    size_t rows = SCATTER_BLOCK_BYTES / row_bytes;
+    return rows < 16 ? 16 : rows > SCATTER_MAX_BLOCK ? SCATTER_MAX_BLOCK : rows;
+}
+
+#endif

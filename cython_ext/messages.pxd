@@ -1,0 +1,29 @@
+"""What the messages on a worker's two rings mean. Python posts the orders; the worker posts the reports."""
+
+
+cdef enum Order:                  # Python -> worker, on the mailbox
+    ADD_STREAM = 1                # ptr: StreamState
+    ADD_QUERY = 2                 # stream; ptr: Query
+    DROP_QUERY = 3                # stream; ptr: Query -> QUERY_GONE
+    ADD_CONNECTION = 4            # ptr: Connection
+    REGISTER_SESSION = 5          # stream, slot
+    SESSION_WATERMARK = 6         # stream, slot, value; ptr: bitmap of groups it does not speak for, or NULL -> GIVEN_BACK
+    SESSION_END = 7               # stream, slot; ptr: bitmap as above -> GIVEN_BACK
+    SESSION_IDLE = 8              # stream, slot, value: 1 idle, 0 counts again
+    SESSION_FREE = 9              # stream, slot: the slot may be given to another session
+    FEED = 10                     # stream, group, slot; ptr: rows, n; tag: ticket
+    PING = 11                     # tag -> PONG, at a quiescent point
+    STOP = 12                     # value: 1 = read the sockets empty first
+    HOLD = 13                     # stream, value: 1 = fire nothing (not all expected producers are here)
+
+
+cdef enum Report:                 # worker -> Python, on the out ring
+    RESULT_BLOCK = 1              # ptr: Block; tag: query id
+    LATE_BLOCK = 2                # ptr: Block; tag: query id
+    MARKER_SEEN = 3               # value: the marker's time stamp
+    CONNECTION_CLOSED = 4         # ptr: Connection; value: why
+    SESSION_DONE = 5              # stream, slot: ended for every group that this worker owns
+    QUERY_GONE = 6                # ptr: Query
+    GIVEN_BACK = 7                # ptr: memory that Python lent with an order
+    PONG = 8                      # tag
+    SESSION_AWAKE = 9             # stream, slot: an idle session sent something

@@ -1,0 +1,117 @@
+"""A query's state on one worker: panes per group, the kernel that fills them, the firing that empties them.
+
+All of it belongs to the worker's thread, but for the counters, which others may read at any time, `failed`, which
+the worker writes, and the outputs' rings (blocks.pxd). Window ends are k * slide + size; a pane is the smallest
+slice that windows share, so a window is a run of panes.
+
+Invariants:
+- every pane of a set is one that an unfired window, or a window within its allowed lateness, still needs;
+- a window whose end is at or before `fired_until` has fired, and fires again only as a revision;
+- between the passing of a watermark and the end of the firing that it causes, no row is processed.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from flexstream.cython_ext.arena cimport Arena
+from flexstream.cython_ext.blocks cimport Output
+from flexstream.cython_ext.partial cimport Layout, Table
+from flexstream.cython_ext.program cimport Program, Scratch
+from flexstream.cython_ext.ring cimport Ring
+
+cdef enum Step:
+    STEP_DONE = 0
+    STEP_MORE = 1             # a slice is done; there is more to do
+    STEP_WAIT = 2             # memory or a free block is needed first
+
+cdef enum Phase:
+    PHASE_NONE = 0
+    PHASE_MERGE = 1
+    PHASE_EMIT = 2
+
+
+cdef struct Pane:
+    int64_t start
+    Table table
+    bint dirty
+
+
+cdef struct Revision:
+    int64_t end
+    uint64_t fired            # how often
+
+
+cdef struct PaneSet:
+    Pane **panes              # by start
+    uint32_t n
+    uint32_t capacity
+    Pane *recent
+    int64_t watermark         # never goes back; rows are judged by it
+    int64_t late_before       # event times below are late
+    int64_t fired_until
+    bint dirty                # some pane got a late row that fired windows must hear of
+    Revision *revisions       # by end; only with allowed lateness
+    uint32_t n_revisions
+    uint32_t revisions_capacity
+    # the firing in progress
+    int phase
+    bint revising
+    int64_t firing_end
+    int64_t revised_until
+    uint32_t revision
+    uint32_t merge_next
+    uint64_t cursor
+    Table *source
+
+
+cdef struct Counters:
+    uint64_t rows
+    uint64_t filtered
+    uint64_t late
+    uint64_t no_value         # rejected: an expression has no value for the row
+    uint64_t bad_time         # rejected: event time out of range
+    uint64_t state_full       # rejected: no room for a new key or pane
+    uint64_t after_failure    # rejected: the query had failed
+    uint64_t windows_fired
+    uint64_t results
+    uint64_t open_panes
+
+
+cdef struct Context:          # what a worker lends to kernels
+    Arena *arena
+    Scratch *scratch
+    Ring *out
+    bint late_any
+
+
+ctypedef Step (*Kernel)(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
+                        uint32_t n) noexcept nogil
+
+
+cdef struct Query:
+    uint32_t id
+    uint32_t groups
+    uint32_t row_bytes
+    uint32_t time_offset
+    int64_t size              # in the unit of the stream's time field, like all times here
+    int64_t slide
+    int64_t pane
+    int64_t lateness
+    Kernel kernel
+    const Program *program
+    Layout layout
+    PaneSet *sets             # one per group
+    Output results
+    Output late
+    Table merged
+    Counters counters
+    uint64_t failed           # 0, or why the query stopped
+
+
+cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
+                         uint32_t n) noexcept nogil
+cdef Step query_fire(Query *query, Context *context, uint32_t group, int64_t watermark) noexcept nogil
+cdef bint query_flush(Query *query, Context *context) noexcept nogil
+cdef bint query_has_late_room(Query *query, Context *context, uint32_t n) noexcept nogil
+cdef void query_release(Query *query, Arena *arena) noexcept nogil
+cdef void query_init(Query *query) noexcept nogil
+cdef int64_t first_open_end(Query *query, PaneSet *panes) noexcept nogil

@@ -1,0 +1,90 @@
+"""A partial: one worker's mergeable state for (query, pane, group), an open-addressing table of keys.
+
+Entry layout, all 8-byte words: [flags and row count][key words][aggregate slots]. The top bit of the first word
+says that the entry is in use, the next that it changed since its window fired (late update); the rest counts rows.
+Keys are the key fields, packed and NUL padded to whole words. Aggregate slots are mergeable: sum (value), real sum
+and average (value, compensation), minimum, maximum (value), deviation (rows, mean, M2).
+A table belongs to one worker; its memory comes from that worker's arena.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from flexstream.cython_ext.arena cimport Arena, ArenaStatus
+
+cdef enum:
+    MAX_AGGREGATES = 32
+    MAX_KEY_FIELDS = 16
+    MAX_KEY_WORDS = 32
+    MAX_ENTRY_WORDS = 1 + 32 + 3 * 32
+
+cdef enum Fold:
+    FOLD_COUNT = 0
+    FOLD_SUM_I = 1
+    FOLD_SUM_F = 2
+    FOLD_MIN_I = 3
+    FOLD_MAX_I = 4
+    FOLD_MIN_F = 5
+    FOLD_MAX_F = 6
+    FOLD_AVG = 7
+    FOLD_STDDEV = 8
+
+cdef enum KeyForm:
+    KEY_RAW = 0
+    KEY_F32 = 1               # -0.0 and 0.0 are one key, and so are all NaNs
+    KEY_F64 = 2
+    KEY_BOOL = 3
+
+
+cdef struct KeyField:
+    uint32_t offset
+    uint32_t size
+    uint32_t form
+    uint32_t at               # byte offset within the packed key
+
+
+cdef struct Aggregate:
+    uint32_t fold
+    uint32_t register_
+    uint32_t slot             # first word within the entry
+    uint32_t spare
+
+
+cdef struct Layout:
+    uint32_t n_key_fields
+    uint32_t key_bytes
+    uint32_t key_words
+    uint32_t n_aggregates
+    uint32_t stride           # bytes per entry
+    bint simple_key           # one 8-byte integer field: no packing
+    KeyField key[MAX_KEY_FIELDS]
+    Aggregate aggregates[MAX_AGGREGATES]
+    uint64_t empty[MAX_ENTRY_WORDS]   # a fresh entry
+
+
+cdef struct Table:
+    unsigned char *entries
+    uint64_t bytes
+    uint32_t capacity         # a power of two
+    uint32_t shift            # 64 - log2(capacity)
+    uint32_t used
+    uint32_t dirty            # entries changed since their window fired
+
+
+cdef enum:
+    SUM_OVERFLOW = 1
+
+cdef uint64_t USED_BIT
+cdef uint64_t DIRTY_BIT
+cdef uint64_t ROWS_MASK
+
+cdef void pack_keys(const Layout *layout, const unsigned char *rows, uint32_t row_bytes, const uint32_t *selected,
+                    uint32_t m, int64_t *keys) noexcept nogil
+cdef ArenaStatus table_init(Table *table, const Layout *layout, uint32_t capacity, Arena *arena) noexcept nogil
+cdef void table_destroy(Table *table, Arena *arena) noexcept nogil
+cdef void table_clear(Table *table) noexcept nogil
+cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t *keys, const uint32_t *which,
+                              uint32_t m, unsigned char **entry, Arena *arena) noexcept nogil
+cdef int table_apply(const Layout *layout, const int64_t *registers, uint32_t batch, uint32_t m,
+                     unsigned char **entry) noexcept nogil
+cdef int entry_merge(const Layout *layout, unsigned char *into, const unsigned char *source) noexcept nogil
+cdef void entry_results(const Layout *layout, const unsigned char *entry, unsigned char *out) noexcept nogil

@@ -1,0 +1,350 @@
+"""See partial.pxd."""
+
+from libc.math cimport INFINITY, NAN, fabs, isnan, sqrt
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from flexstream.cython_ext.arena cimport (
+    ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus, arena_alloc, arena_release,
+)
+from flexstream.cython_ext.includes.native cimport fs_add_overflows, fs_i64
+
+USED_BIT = <uint64_t> 1 << 63
+DIRTY_BIT = <uint64_t> 1 << 62
+ROWS_MASK = (<uint64_t> 1 << 62) - 1
+
+# A null among doubles: a NaN that arithmetic never makes. Python turns it into an Arrow null.
+cdef uint64_t NULL_BITS = 0x7FF8F1E257EA0001
+
+
+cdef void pack_keys(const Layout *layout, const unsigned char *rows, uint32_t row_bytes, const uint32_t *selected,
+                    uint32_t m, int64_t *keys) noexcept nogil:
+    cdef size_t stride = row_bytes
+    cdef size_t words = layout.key_words
+    cdef uint32_t i, f
+    cdef const unsigned char *base
+    cdef const KeyField *field
+    cdef unsigned char *at
+    cdef float single
+    cdef double real
+    if layout.simple_key:
+        base = rows + layout.key[0].offset
+        for i in range(m):
+            keys[i] = fs_i64(base + selected[i] * stride)
+        return
+    memset(keys, 0, m * words * 8)
+    for f in range(layout.n_key_fields):
+        field = &layout.key[f]
+        base = rows + field.offset
+        at = <unsigned char *> keys + field.at
+        if field.form == KEY_RAW:
+            for i in range(m):
+                memcpy(at + i * words * 8, base + selected[i] * stride, field.size)
+        elif field.form == KEY_BOOL:
+            for i in range(m):
+                (at + i * words * 8)[0] = (base + selected[i] * stride)[0] != 0
+        elif field.form == KEY_F32:
+            for i in range(m):
+                memcpy(&single, base + selected[i] * stride, 4)
+                if single == 0:
+                    single = 0
+                elif isnan(single):
+                    single = NAN
+                memcpy(at + i * words * 8, &single, 4)
+        else:
+            for i in range(m):
+                memcpy(&real, base + selected[i] * stride, 8)
+                if real == 0:
+                    real = 0
+                elif isnan(real):
+                    real = NAN
+                memcpy(at + i * words * 8, &real, 8)
+
+
+cdef ArenaStatus table_init(Table *table, const Layout *layout, uint32_t capacity, Arena *arena) noexcept nogil:
+    """On anything but ARENA_OK the table is left as it was."""
+    cdef void *memory
+    cdef uint64_t n = <uint64_t> capacity * layout.stride
+    cdef ArenaStatus status = arena_alloc(arena, n, &memory)
+    if status != ARENA_OK:
+        return status
+    memset(memory, 0, n)
+    table.entries = <unsigned char *> memory
+    table.bytes = n
+    table.capacity = capacity
+    table.shift = 64
+    while capacity > 1:
+        capacity >>= 1
+        table.shift -= 1
+    table.used = 0
+    table.dirty = 0
+    return ARENA_OK
+
+
+cdef void table_destroy(Table *table, Arena *arena) noexcept nogil:
+    if table.entries != NULL:
+        arena_release(arena, table.entries, table.bytes)
+    memset(table, 0, sizeof(Table))
+
+
+cdef void table_clear(Table *table) noexcept nogil:
+    memset(table.entries, 0, table.bytes)
+    table.used = 0
+    table.dirty = 0
+
+
+cdef inline uint64_t hash_words(const int64_t *key, uint32_t words) noexcept nogil:
+    cdef uint64_t h = 0
+    cdef uint32_t w
+    for w in range(words):
+        h = (h ^ <uint64_t> key[w]) * <uint64_t> 0x9E3779B97F4A7C15
+        h ^= h >> 32
+    return h * <uint64_t> 0x9E3779B97F4A7C15
+
+
+cdef inline bint same_key(const int64_t *a, const int64_t *b, uint32_t words) noexcept nogil:
+    cdef uint32_t w
+    for w in range(words):
+        if a[w] != b[w]:
+            return False
+    return True
+
+
+cdef unsigned char *find_or_add(Table *table, const Layout *layout, const int64_t *key) noexcept nogil:
+    """NULL: the key is new and the table is too full for it."""
+    cdef uint32_t words = layout.key_words
+    cdef uint64_t mask = table.capacity - 1
+    cdef uint64_t at
+    cdef uint64_t *entry
+    if words == 1:
+        at = (<uint64_t> key[0] * <uint64_t> 0x9E3779B97F4A7C15) >> table.shift
+    else:
+        at = hash_words(key, words) >> table.shift
+    while True:
+        entry = <uint64_t *> (table.entries + at * layout.stride)
+        if entry[0] == 0:
+            if (table.used + 1) * 4 > table.capacity * 3:
+                return NULL
+            memcpy(entry, layout.empty, layout.stride)
+            memcpy(entry + 1, key, words * 8)
+            table.used += 1
+            return <unsigned char *> entry
+        if same_key(<int64_t *> (entry + 1), key, words):
+            return <unsigned char *> entry
+        at = (at + 1) & mask
+
+
+cdef ArenaStatus table_grow(Table *table, const Layout *layout, Arena *arena) noexcept nogil:
+    cdef Table bigger
+    cdef uint64_t i
+    cdef unsigned char *source
+    cdef unsigned char *target
+    cdef ArenaStatus status
+    if table.capacity >= <uint32_t> 1 << 30:
+        return ARENA_FULL
+    status = table_init(&bigger, layout, table.capacity * 2, arena)
+    if status != ARENA_OK:
+        return status
+    for i in range(table.capacity):
+        source = table.entries + i * layout.stride
+        if (<uint64_t *> source)[0] != 0:
+            target = find_or_add(&bigger, layout, <int64_t *> (source + 8))
+            memcpy(target, source, layout.stride)
+    bigger.dirty = table.dirty
+    table_destroy(table, arena)
+    table[0] = bigger
+    return ARENA_OK
+
+
+cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t *keys, const uint32_t *which,
+                              uint32_t m, unsigned char **entry, Arena *arena) noexcept nogil:
+    """entry[which[i]] for every i < m (which NULL: 0 to m-1), adding keys as needed.
+
+    Has no effect on rows already counted, so it can be called again after ARENA_WAIT. ARENA_FULL: the keys for
+    which there was no room have NULL.
+    """
+    cdef uint32_t i = 0
+    cdef uint32_t k
+    cdef size_t words = layout.key_words
+    cdef bint full = False
+    cdef ArenaStatus status
+    cdef unsigned char *found
+    cdef uint64_t at, mask, key
+    cdef uint64_t *probe
+    while i < m:
+        k = i if which == NULL else which[i]
+        if words == 1:          # the common case inline: an indirect call a row would cost more than the probe
+            key = <uint64_t> keys[k]
+            mask = table.capacity - 1
+            at = (key * <uint64_t> 0x9E3779B97F4A7C15) >> table.shift
+            probe = <uint64_t *> (table.entries + at * layout.stride)
+            if probe[0] != 0 and probe[1] == key:
+                entry[k] = <unsigned char *> probe
+                i += 1
+                continue
+        found = find_or_add(table, layout, keys + k * words)
+        if found == NULL and not full:
+            status = table_grow(table, layout, arena)
+            if status == ARENA_OK:
+                i = 0           # entries moved: what was located so far is located again
+                continue
+            if status == ARENA_WAIT:
+                return ARENA_WAIT
+            full = True
+            found = find_or_add(table, layout, keys + k * words)
+        entry[k] = found
+        i += 1
+    return ARENA_FULL if full else ARENA_OK
+
+
+cdef inline void add_compensated(double *sum_, double *lost, double value) noexcept nogil:
+    """Neumaier's sum: the error does not grow with the number of rows."""
+    cdef double total = sum_[0] + value
+    if fabs(sum_[0]) >= fabs(value):
+        lost[0] += (sum_[0] - total) + value
+    else:
+        lost[0] += (value - total) + sum_[0]
+    sum_[0] = total
+
+
+cdef inline double compensated(double sum_, double lost) noexcept nogil:
+    cdef double total = sum_ + lost
+    return sum_ if isnan(total) and not isnan(sum_) else total
+
+
+cdef int fold_column(const Aggregate *aggregate, const int64_t *values, uint32_t m,
+                     unsigned char **entry) noexcept nogil:
+    cdef const double *reals = <const double *> values
+    cdef uint32_t at = aggregate.slot * 8
+    cdef int64_t *slot
+    cdef double *real
+    cdef double delta
+    cdef uint32_t i
+    cdef int problem = 0
+    if aggregate.fold == FOLD_SUM_I:
+        for i in range(m):
+            slot = <int64_t *> (entry[i] + at)
+            if fs_add_overflows(slot[0], values[i], slot):
+                problem = SUM_OVERFLOW
+    elif aggregate.fold == FOLD_SUM_F or aggregate.fold == FOLD_AVG:
+        for i in range(m):
+            real = <double *> (entry[i] + at)
+            add_compensated(real, real + 1, reals[i])
+    elif aggregate.fold == FOLD_MIN_I:
+        for i in range(m):
+            slot = <int64_t *> (entry[i] + at)
+            if values[i] < slot[0]:
+                slot[0] = values[i]
+    elif aggregate.fold == FOLD_MAX_I:
+        for i in range(m):
+            slot = <int64_t *> (entry[i] + at)
+            if values[i] > slot[0]:
+                slot[0] = values[i]
+    elif aggregate.fold == FOLD_MIN_F:        # NaN is the greatest, as in Spark
+        for i in range(m):
+            real = <double *> (entry[i] + at)
+            if reals[i] < real[0] or isnan(real[0]):
+                real[0] = reals[i]
+    elif aggregate.fold == FOLD_MAX_F:
+        for i in range(m):
+            real = <double *> (entry[i] + at)
+            if reals[i] > real[0] or isnan(reals[i]):
+                real[0] = reals[i]
+    elif aggregate.fold == FOLD_STDDEV:
+        for i in range(m):
+            real = <double *> (entry[i] + at)
+            real[0] += 1
+            delta = reals[i] - real[1]
+            real[1] += delta / real[0]
+            real[2] += delta * (reals[i] - real[1])
+    return problem
+
+
+cdef int table_apply(const Layout *layout, const int64_t *registers, uint32_t batch, uint32_t m,
+                     unsigned char **entry) noexcept nogil:
+    """Count and fold m rows into their entries. SUM_OVERFLOW: an integer sum has no value any more."""
+    cdef uint32_t i, a
+    cdef int problem = 0
+    for i in range(m):
+        (<uint64_t *> entry[i])[0] += 1
+    for a in range(layout.n_aggregates):
+        if layout.aggregates[a].fold != FOLD_COUNT:
+            problem |= fold_column(&layout.aggregates[a], registers + layout.aggregates[a].register_ * batch, m,
+                                   entry)
+    return problem
+
+
+cdef int entry_merge(const Layout *layout, unsigned char *into, const unsigned char *source) noexcept nogil:
+    cdef uint32_t a, at
+    cdef int64_t *slot
+    cdef const int64_t *other
+    cdef double *real
+    cdef const double *other_real
+    cdef double rows, delta
+    cdef int problem = 0
+    (<uint64_t *> into)[0] += (<const uint64_t *> source)[0] & ROWS_MASK
+    (<uint64_t *> into)[0] |= (<const uint64_t *> source)[0] & DIRTY_BIT
+    for a in range(layout.n_aggregates):
+        at = layout.aggregates[a].slot * 8
+        slot = <int64_t *> (into + at)
+        other = <const int64_t *> (source + at)
+        real = <double *> slot
+        other_real = <const double *> other
+        if layout.aggregates[a].fold == FOLD_SUM_I:
+            if fs_add_overflows(slot[0], other[0], slot):
+                problem = SUM_OVERFLOW
+        elif layout.aggregates[a].fold == FOLD_SUM_F or layout.aggregates[a].fold == FOLD_AVG:
+            add_compensated(real, real + 1, other_real[0])
+            real[1] += other_real[1]
+        elif layout.aggregates[a].fold == FOLD_MIN_I:
+            if other[0] < slot[0]:
+                slot[0] = other[0]
+        elif layout.aggregates[a].fold == FOLD_MAX_I:
+            if other[0] > slot[0]:
+                slot[0] = other[0]
+        elif layout.aggregates[a].fold == FOLD_MIN_F:
+            if other_real[0] < real[0] or isnan(real[0]):
+                real[0] = other_real[0]
+        elif layout.aggregates[a].fold == FOLD_MAX_F:
+            if other_real[0] > real[0] or isnan(other_real[0]):
+                real[0] = other_real[0]
+        elif layout.aggregates[a].fold == FOLD_STDDEV and other_real[0] > 0:
+            rows = real[0] + other_real[0]        # Chan's pairwise update
+            delta = other_real[1] - real[1]
+            real[2] += other_real[2] + delta * delta * real[0] * other_real[0] / rows
+            real[1] += delta * other_real[0] / rows
+            real[0] = rows
+    return problem
+
+
+cdef void entry_results(const Layout *layout, const unsigned char *entry, unsigned char *out) noexcept nogil:
+    """The aggregates' final values, 8 bytes each, in the query's order."""
+    cdef uint64_t rows = (<const uint64_t *> entry)[0] & ROWS_MASK
+    cdef uint32_t a, fold
+    cdef const double *real
+    cdef double value
+    for a in range(layout.n_aggregates):
+        fold = layout.aggregates[a].fold
+        real = <const double *> (entry + layout.aggregates[a].slot * 8)
+        if fold == FOLD_COUNT:
+            memcpy(out, &rows, 8)
+        elif fold == FOLD_SUM_F:
+            value = compensated(real[0], real[1])
+            memcpy(out, &value, 8)
+        elif fold == FOLD_AVG:
+            value = compensated(real[0], real[1]) / <double> rows
+            memcpy(out, &value, 8)
+        elif fold == FOLD_STDDEV:
+            if rows < 2:
+                memcpy(out, &NULL_BITS, 8)
+            else:
+                value = sqrt(real[2] / <double> (rows - 1))
+                memcpy(out, &value, 8)
+        else:
+            memcpy(out, real, 8)
+        out += 8
+
+
+def null_bits():
+    """The bits of the double that stands for null in result rows."""
+    return NULL_BITS

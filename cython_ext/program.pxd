@@ -1,0 +1,106 @@
+"""The generic variant's operator program: a few vector instructions over the rows of a batch.
+
+A batch is at most BATCH rows of one group. `Scratch.selected` holds the rows that are still in, and every register
+is dense over it: element i belongs to row selected[i]. A FILTER shortens the selection and invalidates the
+registers; the lowering loads again what it needs. Rows on which an expression has no value (overflow, division by
+zero) are marked in `bad` and dropped, with a count, at the next FILTER or at the end.
+
+A Program is immutable once built and shared by all workers; a Scratch belongs to one worker.
+"""
+
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint8_t
+
+cdef enum:
+    BATCH = 1024
+    MAX_REGISTERS = 64
+
+
+cdef enum Op:
+    LOAD_I8 = 1
+    LOAD_I16 = 2
+    LOAD_I32 = 3
+    LOAD_I64 = 4
+    LOAD_U8 = 5
+    LOAD_U16 = 6
+    LOAD_U32 = 7
+    LOAD_U64 = 8
+    LOAD_F32 = 9
+    LOAD_F64 = 10
+    LOAD_BOOL = 11
+    CONSTANT = 12
+    ADD_I = 20
+    SUB_I = 21
+    MUL_I = 22
+    FLOORDIV_I = 23
+    MOD_I = 24
+    NEG_I = 25
+    ABS_I = 26
+    ADD_F = 30
+    SUB_F = 31
+    MUL_F = 32
+    DIV_F = 33
+    NEG_F = 34
+    ABS_F = 35
+    I_TO_F = 40
+    F_TO_I = 41
+    EQ_I = 50
+    NE_I = 51
+    LT_I = 52
+    LE_I = 53
+    GT_I = 54
+    GE_I = 55
+    EQ_F = 60
+    NE_F = 61
+    LT_F = 62
+    LE_F = 63
+    GT_F = 64
+    GE_F = 65
+    AND = 70
+    OR = 71
+    NOT = 72
+    BYTES_EQ = 80             # field (offset, size) against the constant at `bytes`
+    BYTES_EQ_FIELD = 81       # field (offset, size) against the field at imm, both `size` long
+    FILTER = 90
+    FILTER_BYTES_EQ = 91      # fused: at most 8 bytes, masked, against imm
+    FILTER_BYTES_NE = 92
+
+
+cdef struct Instr:
+    uint16_t op
+    uint16_t dst
+    uint16_t a
+    uint16_t b
+    uint32_t offset
+    uint32_t size
+    int64_t imm               # an integer, or the bits of a double
+    const unsigned char *bytes
+
+
+cdef struct Program:
+    Instr *code
+    uint32_t n_instructions
+    uint32_t n_registers
+    uint32_t row_bytes
+    uint32_t spare
+    unsigned char *constants
+
+
+cdef struct Scratch:
+    uint32_t n_bad
+    uint32_t bad_total
+    uint32_t selected[BATCH]
+    uint32_t late[BATCH]
+    uint32_t todo[BATCH]
+    uint32_t which[BATCH]
+    uint8_t bad[BATCH]
+    uint8_t late_votes[BATCH]
+    int64_t time[BATCH]
+    unsigned char *entry[BATCH]
+    int64_t keys[BATCH * 32]
+    int64_t registers[MAX_REGISTERS * BATCH]
+
+
+cdef uint32_t program_run(const Program *program, const unsigned char *rows, uint32_t n, Scratch *scratch) noexcept nogil
+cdef uint32_t drop_bad(Scratch *scratch, uint32_t m, uint32_t n_registers) noexcept nogil
+cdef Program *program_build(list instructions, uint32_t n_registers, uint32_t row_bytes) except NULL
+cdef void program_free(Program *program) noexcept nogil

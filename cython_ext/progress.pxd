@@ -1,0 +1,25 @@
+"""The current item of a worker: rows through kernels, watermarks through firings; resumable at every batch.
+
+Everything here runs on the worker's thread. A step returns STEP_WAIT when it needs a free block or memory and has
+changed nothing that a second call would repeat.
+"""
+
+from libc.stdint cimport int64_t, uint32_t
+
+from flexstream.cython_ext.panes cimport Step
+from flexstream.cython_ext.worker cimport Connection, StreamState, WorkerState
+
+cdef int64_t NO_WATERMARK
+cdef int64_t END_OF_STREAM
+
+cdef Step worker_progress(WorkerState *worker) noexcept nogil
+cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,
+                     size_t n) noexcept nogil
+cdef void begin_advance(WorkerState *worker, StreamState *stream, uint32_t group, uint32_t end) noexcept nogil
+cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot, uint32_t group,
+                        int64_t watermark) noexcept nogil
+cdef void close_connection(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil
+cdef void send_ack(Connection *connection) noexcept nogil
+cdef bint report(WorkerState *worker, uint32_t kind, uint32_t stream, uint32_t slot, void *ptr, int64_t value,
+                 size_t tag) noexcept nogil
+cdef void push_limbo(WorkerState *worker) noexcept nogil

@@ -1,0 +1,328 @@
+"""See progress.pxd."""
+
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from flexstream.cython_ext.decoder cimport (
+    DECODE_BARRIER, DECODE_EOS, DECODE_FAULT, DECODE_MARKER, DECODE_NEED, DECODE_ROWS, DECODE_WATERMARK, FRAME_ACK,
+    FRAME_MAGIC, FRAME_VERSION, HEADER_BYTES, Decoded, decoder_next,
+)
+from flexstream.cython_ext.includes.linux cimport (
+    EPOLL_CTL_DEL, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, send,
+)
+from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed, fs_store_release
+from flexstream.cython_ext.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_AWAKE, SESSION_DONE
+from flexstream.cython_ext.panes cimport (
+    STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_fire, query_flush, query_has_late_room,
+)
+from flexstream.cython_ext.ring cimport Message, ring_push
+from flexstream.cython_ext.worker cimport (
+    SESSION_IS_IDLE, SESSION_LIVE, Advance, Connection, Item, StreamState, WorkerState,
+)
+
+NO_WATERMARK = INT64_MIN
+END_OF_STREAM = INT64_MAX
+
+
+cdef bint report(WorkerState *worker, uint32_t kind, uint32_t stream, uint32_t slot, void *ptr, int64_t value,
+                 size_t tag) noexcept nogil:
+    cdef Message message
+    memset(&message, 0, sizeof(message))
+    message.kind = kind
+    message.stream = stream
+    message.slot = slot
+    message.ptr = ptr
+    message.value = value
+    message.tag = tag
+    return ring_push(&worker.out, &message)
+
+
+# Rows
+
+
+cdef inline uint64_t rejected_by(const Query *query) noexcept nogil:
+    return (query.counters.no_value + query.counters.bad_time + query.counters.state_full
+            + query.counters.after_failure)
+
+
+cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,
+                     size_t n) noexcept nogil:
+    worker.item.stream = stream
+    worker.item.group = group
+    worker.item.rows = rows
+    worker.item.n = n
+    worker.item.done = 0
+    worker.item.next_query = 0
+    worker.item.rejected = n
+    fs_count(&stream.received, n)
+    fs_count(&stream.group_rows[group], n)
+    fs_count(&worker.rows, n)
+
+
+cdef void account(WorkerState *worker, StreamState *stream, uint32_t n, uint64_t rejected) noexcept nogil:
+    """A row is late or rejected for the stream when no query took it; each query has its own exact counts."""
+    cdef uint32_t i
+    cdef uint64_t late = 0
+    if stream.n_queries == 0:
+        rejected = 0
+    if worker.context.late_any:
+        for i in range(n):
+            late += worker.scratch.late_votes[i] == stream.n_queries
+        memset(worker.scratch.late_votes, 0, n)
+        worker.context.late_any = False
+    if rejected > n - late:
+        rejected = n - late
+    fs_count(&stream.late, late)
+    fs_count(&stream.rejected, rejected)
+    fs_count(&stream.applied, n - late - rejected)
+
+
+cdef Step run_item(WorkerState *worker) noexcept nogil:
+    """Batches through every query of the stream, until done or until a late row made a revision due."""
+    cdef Item *item = &worker.item
+    cdef StreamState *stream = item.stream
+    cdef Query *query
+    cdef uint32_t n
+    cdef uint64_t before, rejected
+    cdef const unsigned char *rows
+    cdef bint revise = False
+    while item.done < item.n and not revise:
+        n = stream.batch_rows if item.n - item.done > stream.batch_rows else <uint32_t> (item.n - item.done)
+        rows = item.rows + item.done * stream.row_bytes
+        if item.next_query == 0:
+            item.rejected = n
+        while item.next_query < stream.n_queries:
+            query = stream.queries[item.next_query]
+            if not query_has_late_room(query, &worker.context, n):
+                return STEP_WAIT
+            before = rejected_by(query)
+            if query.kernel(query, &worker.context, &query.sets[item.group], rows, n) == STEP_WAIT:
+                return STEP_WAIT
+            rejected = rejected_by(query) - before
+            if rejected < item.rejected:
+                item.rejected = rejected
+            item.next_query += 1
+        for i in range(stream.n_queries):
+            revise |= stream.queries[i].sets[item.group].dirty
+        account(worker, stream, n, item.rejected)
+        item.done += n
+        item.next_query = 0
+    if revise:
+        worker.advance.stream = stream
+        worker.advance.group = item.group
+        worker.advance.end = item.group + 1
+        worker.advance.started = False
+        worker.advance.revise = True
+    if item.done == item.n:
+        item.stream = NULL
+    return STEP_DONE
+
+
+# Watermarks
+
+
+cdef int64_t group_minimum(const StreamState *stream, uint32_t group) noexcept nogil:
+    """The least watermark of the sessions that count. NO_WATERMARK: hold."""
+    cdef const int64_t *watermarks = stream.session_watermark + <size_t> group * stream.max_sessions
+    cdef int64_t least = END_OF_STREAM
+    cdef bint any_ended = False
+    cdef bint any_idle = False
+    cdef uint32_t slot
+    if stream.hold:
+        return NO_WATERMARK
+    for slot in range(stream.slots_high):
+        if stream.session_state[slot] == SESSION_LIVE:
+            if watermarks[slot] == END_OF_STREAM:
+                any_ended = True
+            elif watermarks[slot] < least:
+                least = watermarks[slot]
+        elif stream.session_state[slot] == SESSION_IS_IDLE:
+            any_idle = any_idle or watermarks[slot] != END_OF_STREAM
+    if least != END_OF_STREAM:
+        return least
+    return END_OF_STREAM if any_ended and not any_idle else NO_WATERMARK
+
+
+cdef void begin_advance(WorkerState *worker, StreamState *stream, uint32_t group, uint32_t end) noexcept nogil:
+    worker.advance.stream = stream
+    worker.advance.group = group
+    worker.advance.end = end
+    worker.advance.started = False
+    worker.advance.revise = False
+
+
+cdef Step run_advance(WorkerState *worker) noexcept nogil:
+    cdef Advance *advance = &worker.advance
+    cdef StreamState *stream = advance.stream
+    cdef Query *query
+    cdef Step step
+    cdef int64_t watermark
+    while advance.group < advance.end:
+        if not advance.started:
+            watermark = NO_WATERMARK
+            if stream.owned[advance.group]:
+                if not advance.revise:
+                    watermark = group_minimum(stream, advance.group)
+                    if watermark == NO_WATERMARK or watermark <= stream.watermark[advance.group]:
+                        advance.group += 1
+                        continue
+                    if watermark != END_OF_STREAM:
+                        fs_store_relaxed(<uint64_t *> &stream.watermark[advance.group], <uint64_t> watermark)
+            else:
+                advance.group += 1
+                continue
+            advance.watermark = watermark
+            advance.started = True
+            advance.next_query = 0
+        while advance.next_query < stream.n_queries:
+            query = stream.queries[advance.next_query]
+            watermark = query.sets[advance.group].watermark if advance.revise else advance.watermark
+            step = query_fire(query, &worker.context, advance.group, watermark)
+            if step != STEP_DONE:
+                return step
+            advance.next_query += 1
+        advance.started = False
+        advance.group += 1
+    advance.stream = NULL
+    return STEP_DONE
+
+
+cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot, uint32_t group,
+                        int64_t watermark) noexcept nogil:
+    """The session promises no earlier row in the group. Reports SESSION_DONE when it has ended in all groups."""
+    cdef int64_t *current = &stream.session_watermark[<size_t> group * stream.max_sessions + slot]
+    if watermark > (<int64_t> 1 << 62) and watermark != END_OF_STREAM:
+        watermark = <int64_t> 1 << 62
+    if watermark <= current[0] or not stream.owned[group]:
+        return
+    fs_store_relaxed(<uint64_t *> current, <uint64_t> watermark)
+    if watermark == END_OF_STREAM:
+        stream.ended_groups[slot] += 1
+        if stream.ended_groups[slot] == stream.n_owned:
+            stream.done_slot = slot + 1         # reported once the firings are through
+
+
+# Connections
+
+
+cdef void send_ack(Connection *connection) noexcept nogil:
+    """Tell the producer what it may forget. A full socket loses nothing: the next ACK says more."""
+    cdef unsigned char frame[HEADER_BYTES]
+    cdef uint64_t next_row = connection.decoder.next_row
+    memset(frame, 0, HEADER_BYTES)
+    frame[0] = FRAME_MAGIC & 0xFF
+    frame[1] = FRAME_MAGIC >> 8
+    frame[2] = FRAME_VERSION
+    frame[3] = FRAME_ACK
+    frame[6] = connection.group & 0xFF
+    frame[7] = connection.group >> 8
+    memcpy(frame + 24, &next_row, 8)
+    if send(connection.fd, frame, HEADER_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL) == HEADER_BYTES:
+        connection.acked_row = next_row
+        connection.unacked_bytes = 0
+
+
+cdef void push_limbo(WorkerState *worker) noexcept nogil:
+    cdef Connection *connection
+    while worker.limbo != NULL:
+        connection = worker.limbo
+        if not report(worker, CONNECTION_CLOSED, connection.stream, connection.slot, connection,
+                      connection.closed_why, connection.id):
+            return
+        worker.limbo = connection.next
+
+
+cdef void close_connection(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil:
+    """Stop serving it and give it back to Python, which tells the peer why and closes the socket."""
+    cdef StreamState *stream = worker.streams[connection.stream]
+    cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
+    epoll_ctl(worker.epoll_fd, EPOLL_CTL_DEL, connection.fd, NULL)
+    if stream.connection[at] == connection:
+        stream.connection[at] = NULL
+        stream.next_row[at] = connection.decoder.next_row
+    if connection.previous != NULL:
+        connection.previous.next = connection.next
+    else:
+        worker.connections = connection.next
+    if connection.next != NULL:
+        connection.next.previous = connection.previous
+    if worker.serving == connection:
+        worker.serving = NULL
+    fs_store_relaxed(&worker.n_connections, worker.n_connections - 1)
+    connection.closed_why = why
+    worker.last_closed = connection
+    connection.next = worker.limbo
+    connection.previous = NULL
+    worker.limbo = connection
+    push_limbo(worker)
+
+
+cdef void keep_carry(WorkerState *worker, Connection *connection) noexcept nogil:
+    connection.carry_n = worker.bytes_n - worker.bytes_at
+    memcpy(connection.carry, worker.block + worker.bytes_at, connection.carry_n)
+
+
+cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
+    """Turn what the decoder found into the next piece of work."""
+    cdef Connection *connection = worker.serving
+    cdef StreamState *stream = worker.streams[connection.stream]
+    cdef uint32_t q
+    if event == DECODE_ROWS:
+        connection.rows += connection.decoder.n_rows
+        begin_rows(worker, stream, connection.group, connection.decoder.rows, connection.decoder.n_rows)
+    elif event == DECODE_WATERMARK:
+        raise_session(worker, stream, connection.slot, connection.group, <int64_t> connection.decoder.value)
+        begin_advance(worker, stream, connection.group, connection.group + 1)
+    elif event == DECODE_EOS:
+        raise_session(worker, stream, connection.slot, connection.group, END_OF_STREAM)
+        begin_advance(worker, stream, connection.group, connection.group + 1)
+    elif event == DECODE_MARKER:
+        for q in range(stream.n_queries):
+            query_flush(stream.queries[q], &worker.context)
+        report(worker, MARKER_SEEN, connection.stream, connection.slot, NULL, <int64_t> connection.decoder.value, 0)
+    elif event == DECODE_BARRIER:
+        fs_count(&worker.barriers, 1)
+
+
+cdef void finish_bytes(WorkerState *worker) noexcept nogil:
+    cdef Connection *connection = worker.serving
+    keep_carry(worker, connection)
+    worker.serving = NULL
+    if connection.ack_bytes and connection.unacked_bytes >= connection.ack_bytes \
+            and connection.decoder.next_row > connection.acked_row:
+        send_ack(connection)
+
+
+cdef Step worker_progress(WorkerState *worker) noexcept nogil:
+    """Work on the current item. STEP_DONE: there is none left. STEP_MORE: a good place for a quiescent point."""
+    cdef Step step
+    cdef Decoded event
+    while True:
+        if worker.advance.stream != NULL:
+            step = run_advance(worker)
+            if step != STEP_DONE:
+                return step
+        if worker.item.stream != NULL:
+            if run_item(worker) == STEP_WAIT:
+                return STEP_WAIT
+            continue
+        report_done_sessions(worker)
+        if worker.feeding:
+            worker.feeding = False
+            fs_store_release(&worker.fed, worker.fed + 1)
+        if worker.serving == NULL:
+            return STEP_DONE
+        event = decoder_next(&worker.serving.decoder, worker.block, worker.bytes_n, &worker.bytes_at)
+        if event == DECODE_NEED:
+            finish_bytes(worker)
+        elif event == DECODE_FAULT:
+            close_connection(worker, worker.serving, worker.serving.decoder.fault)
+        else:
+            serve_event(worker, event)
+
+
+cdef void report_done_sessions(WorkerState *worker) noexcept nogil:
+    cdef uint32_t s
+    for s in range(worker.n_streams):
+        if worker.streams[s].done_slot and report(worker, SESSION_DONE, s, worker.streams[s].done_slot - 1, NULL, 0, 0):
+            worker.streams[s].done_slot = 0

@@ -1,0 +1,190 @@
+"""Partition, frame and send with the GIL released: the native half of `flexstream.Producer`."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport INT64_MIN
+from libc.stdlib cimport calloc, free, malloc
+
+from flexstream.cython_ext.lane cimport (
+    LANE_BROKEN,
+    LANE_OPEN,
+    LANE_UNOPENED,
+    PUMP_AWAY,
+    Lane,
+    lane_close_frame,
+    lane_drain,
+    lane_open_frame,
+    lane_pump,
+    lane_unsent,
+)
+from flexstream.cython_ext.lanes cimport POLLIN, POLLOUT, c_poll, now_ns
+from flexstream.cython_ext.murmur3 cimport KEY_LONG, KeyHasher, key_hash
+
+
+cdef extern from "scatter.h" nogil:
+    Modulus scatter_modulus(uint32_t groups) noexcept
+    void scatter_hash_longs(const unsigned char* key, size_t stride, size_t n, uint32_t* hashes) noexcept
+    void scatter_groups(const Modulus* m, const uint32_t* hashes, size_t n, uint16_t* ids) noexcept
+    int64_t scatter_max_time(const unsigned char* time, size_t stride, size_t n, int64_t most) noexcept
+    scatter_fn scatter_for(size_t row_bytes) noexcept
+    size_t scatter_block_rows(size_t row_bytes) noexcept
+
+cdef enum:
+    SEND_DONE = 0
+    SEND_FULL = 1
+    WAIT_MS = 5                # how long a caller sleeps in poll before it looks again
+    PATIENCE_NS = 100_000_000  # how long it does so before Python gets to see signals and failures
+
+# What send() returns
+DONE = SEND_DONE               # every row is in a log
+FULL = SEND_FULL               # a ring is full (and the caller did not want to wait, or has waited a while)
+
+
+cdef class Sender(Lanes):
+    """The lanes of one session and the way into them. Made by `flexstream.client`; not for applications."""
+
+    def __cinit__(self, KeyHasher key not None, *, groups, row_bytes, time_offset, auto_watermark=True,
+                  max_disorder=0, **others):
+        if key.spec.end > <uint32_t>row_bytes or time_offset + 8 > row_bytes:
+            raise ValueError(f"key and time do not lie in a row of {row_bytes} bytes")
+        self.key = key.spec
+        self.key_is_long = key.spec.n == 1 and key.spec.fields[0].kind == KEY_LONG and key.spec.fields[0].size == 8
+        self.modulus = scatter_modulus(groups)
+        self.scatter = scatter_for(row_bytes)
+        self.block_rows = scatter_block_rows(row_bytes)
+        self.time_offset = time_offset
+        self.auto_watermark = auto_watermark
+        self.max_disorder = max_disorder
+        self.call_time = INT64_MIN
+        self.polls = <pollfd*>calloc(groups, sizeof(pollfd))
+        self.hashes = <uint32_t*>malloc(self.block_rows * sizeof(uint32_t))
+        self.ids = <uint16_t*>malloc(self.block_rows * sizeof(uint16_t))
+        if self.polls == NULL or self.hashes == NULL or self.ids == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.polls)
+        free(self.hashes)
+        free(self.ids)
+
+    cdef void partition(self, const unsigned char* rows, size_t n) noexcept nogil:
+        cdef size_t i
+        if self.key_is_long:
+            scatter_hash_longs(rows + self.key.fields[0].offset, self.shape.row_bytes, n, self.hashes)
+        else:
+            for i in range(n):
+                self.hashes[i] = key_hash(&self.key, rows + i * self.shape.row_bytes)
+        scatter_groups(&self.modulus, self.hashes, n, self.ids)
+        self.call_time = scatter_max_time(rows + self.time_offset, self.shape.row_bytes, n, self.call_time)
+
+    cdef bint make_room(self, uint32_t group) noexcept nogil:
+        """The group's frame is full, or there is none: send it and open the next. False: the ring is full."""
+        cdef Lane* lane = &self.lanes[group]
+        cdef uint64_t now = now_ns()
+        lane_close_frame(lane, &self.cursors[group], &self.shape)
+        if lane.tail == lane.head:
+            self.bits[group >> 3] |= <unsigned char>(1 << (group & 7))
+        else:
+            self.mark(group, now)
+            if lane_pump(lane, &self.pool, &self.shape) == PUMP_AWAY and (self.asleep or lane.state != LANE_OPEN):
+                self.wanted |= lane.state == LANE_UNOPENED
+                self.broken |= lane.state == LANE_BROKEN
+                self.wake()
+            if self.shape.acks and lane.tail - lane.head >= 2:
+                lane_drain(lane, &self.pool, &self.shape)
+        return lane_open_frame(lane, &self.cursors[group], &self.pool, &self.shape, now)
+
+    cdef void wait_room(self, uint32_t group, int timeout_ms) noexcept nogil:
+        """Lets go of the lock until the group's socket, or another one with bytes to send, may have moved."""
+        cdef uint32_t g, n = 0
+        cdef Lane* lane
+        cdef uint64_t began = now_ns()
+        for g in range(self.groups):
+            lane = &self.lanes[g]
+            if lane.fd >= 0 and (g == group or lane_unsent(lane, &self.shape)):
+                self.polls[n].fd = lane.fd
+                self.polls[n].events = POLLIN if g == group else 0
+                if lane_unsent(lane, &self.shape):
+                    self.polls[n].events |= POLLOUT
+                n += 1
+        if self.lanes[group].fd < 0:
+            self.wake()
+            timeout_ms = 1
+        self.leave()
+        c_poll(self.polls, n, timeout_ms)
+        self.enter_again()
+        for g in range(self.groups):
+            lane = &self.lanes[g]
+            if lane.fd >= 0 and lane_unsent(lane, &self.shape):
+                lane_pump(lane, &self.pool, &self.shape)
+        lane_drain(&self.lanes[group], &self.pool, &self.shape)
+        self.waited_ns += now_ns() - began
+
+    cdef int put(self, const unsigned char* rows, size_t n, size_t* position, bint wait) noexcept nogil:
+        cdef size_t at = position[0], block, done
+        cdef uint64_t now, patience
+        cdef const unsigned char* row
+        cdef int status = 0
+        while at < n and status == 0:
+            block = self.block_rows if n - at > self.block_rows else n - at
+            row = rows + at * self.shape.row_bytes
+            self.partition(row, block)
+            done = 0
+            while True:
+                done += self.scatter(self.cursors, self.ids + done, row + done * self.shape.row_bytes,
+                                     self.shape.row_bytes, block - done)
+                if done == block:
+                    break
+                if self.make_room(self.ids[done]):
+                    continue
+                patience = now_ns() + PATIENCE_NS
+                while wait and not self.stopping:
+                    self.wait_room(self.ids[done], WAIT_MS)
+                    now = now_ns()
+                    if now >= self.next_scan_ns:
+                        self.scan(now, False)
+                    if self.make_room(self.ids[done]):
+                        break
+                    if now > patience:
+                        wait = False
+                if self.cursors[self.ids[done]].at == self.cursors[self.ids[done]].end:
+                    status = SEND_FULL
+                    break
+            at += done
+            self.rows += done
+            now = now_ns()
+            if now >= self.next_scan_ns:
+                self.scan(now, False)
+            self.let_in()
+        position[0] = at
+        return status
+
+    def send(self, rows, Py_ssize_t start=0, bint wait=True):
+        """Rows `start` and after into the lanes, in order. Returns (status, rows taken so far).
+
+        FULL with `wait` means that it waited a while: look for signals and failures, then call again. Not for two
+        threads at once.
+        """
+        cdef Py_buffer view
+        cdef size_t position = <size_t>start
+        cdef size_t n
+        cdef int status
+        PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE)
+        try:
+            n = <size_t>view.len // self.shape.row_bytes
+            if <size_t>view.len != n * self.shape.row_bytes or position > n:
+                raise ValueError(f"{view.len} bytes are not whole rows of {self.shape.row_bytes} bytes")
+            with nogil:
+                self.enter()
+                status = self.put(<const unsigned char*>view.buf, n, &position, wait)
+                if status == 0:
+                    if self.auto_watermark and self.call_time >= INT64_MIN + self.max_disorder:
+                        if self.call_time - self.max_disorder > self.watermark:
+                            self.watermark = self.call_time - self.max_disorder
+                    if self.linger_ns == 0:
+                        self.scan(now_ns(), True)
+                    elif self.asleep:
+                        self.wake()
+                self.leave()
+        finally:
+            PyBuffer_Release(&view)
+        return status, position

@@ -1,0 +1,152 @@
+"""A worker: the native thread pinned to a core that owns groups, their connections and their state.
+
+Threads and who writes what
+- the worker's thread writes everything in WorkerState but `mailbox.tail` and `stop_now`, and everything in the
+  StreamStates, Connections and Queries that were handed to it, from the order that brought them until the report
+  that gives them back (CONNECTION_CLOSED, QUERY_GONE);
+- Python threads post orders under the owner's lock (so the mailbox has one producer at a time), read the out ring
+  from one thread (the collector), and read counters at any time, relaxed;
+- `sleeping` is set by the worker before it blocks in epoll_wait, with a full fence, and read by whoever posts:
+  a post wakes the worker by eventfd only if it sleeps. `reader_sleeping` is the same the other way.
+
+The loop: mailbox -> receive into the hot block -> decode -> kernels -> fire windows -> flush -> quiescent point.
+Nothing on that path allocates, locks, logs or takes the GIL. What it works on (the current item) can stop at any
+batch when an output block or memory is missing: the worker then reads no socket until it can go on, and TCP tells
+the producers.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
+
+from flexstream.cython_ext.arena cimport Arena
+from flexstream.cython_ext.decoder cimport Decoder
+from flexstream.cython_ext.murmur3 cimport KeySpec
+from flexstream.cython_ext.panes cimport Context, Query
+from flexstream.cython_ext.program cimport Scratch
+from flexstream.cython_ext.ring cimport Ring
+
+cdef enum:
+    MAX_STREAMS = 64
+    MAX_QUERIES = 64              # per stream
+
+cdef enum SessionState:
+    SESSION_NONE = 0
+    SESSION_LIVE = 1
+    SESSION_IS_IDLE = 2
+
+
+cdef struct Connection:
+    int fd
+    uint32_t stream
+    uint32_t group
+    uint32_t slot
+    Decoder decoder
+    unsigned char *carry          # undecoded bytes; as large as a row (a frame, with CRC)
+    uint64_t carry_n
+    uint64_t carry_capacity
+    unsigned char *hello_ack      # the whole ACK frame, made by the acceptor; the worker fills in the sequence
+    uint64_t hello_ack_n
+    uint64_t ack_bytes            # 0: no ACKs wanted
+    uint64_t unacked_bytes
+    uint64_t acked_row
+    uint64_t rows                 # counter
+    Connection *next
+    Connection *previous
+    uint64_t id
+    int64_t closed_why
+
+
+cdef struct StreamState:
+    uint32_t index
+    uint32_t groups
+    uint32_t row_bytes
+    uint32_t batch_rows
+    uint32_t max_sessions
+    uint32_t slots_high           # one past the highest slot in use
+    uint32_t n_owned
+    uint32_t n_queries
+    uint32_t hold
+    KeySpec key
+    uint8_t *owned                # [groups]
+    int64_t *watermark            # [groups]
+    int64_t *session_watermark    # [groups * max_sessions]
+    uint64_t *next_row            # [groups * max_sessions]
+    Connection **connection       # [groups * max_sessions]
+    uint8_t *session_state        # [max_sessions]
+    uint32_t *ended_groups        # [max_sessions]
+    uint64_t *seen_ns             # [max_sessions] when the session was last heard of; read by Python
+    Query *queries[MAX_QUERIES]
+    uint64_t received
+    uint64_t applied
+    uint64_t late
+    uint64_t rejected
+    uint32_t done_slot            # one more than the slot whose session has just ended here; 0: none
+    uint64_t *group_rows          # [groups]
+
+
+cdef struct Item:                 # the rows being worked on
+    StreamState *stream
+    const unsigned char *rows
+    uint64_t n
+    uint64_t done
+    uint32_t group
+    uint32_t next_query           # queries before it have had the batch at `done`
+    uint64_t rejected             # the least that any of these rejected of it
+
+
+cdef struct Advance:              # watermarks being passed on
+    StreamState *stream
+    uint32_t group
+    uint32_t end
+    uint32_t next_query
+    bint started                  # the group's watermark is worked out
+    bint revise                   # only revisions, the watermark stands
+    int64_t watermark
+
+
+cdef struct WorkerState:
+    uint32_t index
+    int cpu
+    int pin_errno
+    int epoll_fd
+    int wake_fd
+    int reader_fd
+    uint32_t busy_poll
+    uint32_t stopping             # 1 read the sockets empty, then end; 2 end
+    Ring mailbox
+    Ring out
+    uint64_t sleeping
+    uint64_t reader_sleeping
+    uint64_t stop_now
+    uint64_t ended
+    uint64_t stalled              # 0, or what the worker waits for: 1 memory or output
+    Arena arena
+    Scratch *scratch
+    Context context
+    unsigned char *block          # the hot block
+    uint64_t block_bytes          # what one receive takes at most
+    StreamState *streams[MAX_STREAMS]
+    uint32_t n_streams
+    Connection *connections
+    Connection *limbo             # closed, not yet reported: the out ring was full
+    # the current item
+    Connection *serving
+    Connection *last_closed       # never read through: only to see that it is gone
+    uint64_t bytes_at
+    uint64_t bytes_n
+    Item item
+    Advance advance
+    uint64_t feed_ticket
+    bint feeding
+    # counters
+    int64_t thread_id
+    uint64_t rows
+    uint64_t bytes_received
+    uint64_t receive_calls
+    uint64_t n_connections
+    uint64_t fed                  # tickets done
+    uint64_t drained_ns
+    uint64_t busy_ns
+    uint64_t started_ns
+    uint64_t cpu_ns
+    uint64_t loops
+    uint64_t barriers

@@ -1,0 +1,481 @@
+"""The Python face of a worker: handles for what is lent to its thread, orders in, reports out."""
+
+import os
+import threading
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t, uint8_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from flexstream.cython_ext.allocator cimport Allocator
+from flexstream.cython_ext.arena cimport arena_destroy, arena_init
+from flexstream.cython_ext.blocks cimport Block, block_rows, output_destroy, output_init, output_return
+from flexstream.cython_ext.includes.linux cimport (
+    EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, POLLIN, close, epoll_create1, epoll_ctl,
+    epoll_event, eventfd, poll, pollfd, pthread_create, pthread_join, pthread_setname_np, pthread_t, read, write,
+)
+from flexstream.cython_ext.includes.native cimport (
+    fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
+)
+from flexstream.cython_ext.messages cimport (
+    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, CONNECTION_CLOSED, DROP_QUERY, FEED, GIVEN_BACK, HOLD, LATE_BLOCK,
+    MARKER_SEEN, PING, PONG, QUERY_GONE, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE, SESSION_END,
+    SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, STOP,
+)
+from flexstream.cython_ext.murmur3 cimport KeyHasher
+from flexstream.cython_ext.panes cimport Query, first_open_end
+from flexstream.cython_ext.program cimport BATCH, Scratch
+from flexstream.cython_ext.queries cimport QueryState
+from flexstream.cython_ext.ring cimport Message, Ring, ring_empty, ring_free, ring_init, ring_pop, ring_push
+from flexstream.cython_ext.worker_loop cimport worker_main
+
+cdef extern from "<stdlib.h>" nogil:
+    void *aligned_alloc(size_t alignment, size_t n) noexcept
+
+
+cdef void *zeroed(size_t n) except NULL:
+    cdef void *memory = calloc(n if n else 1, 1)
+    if memory == NULL:
+        raise MemoryError(f"no memory for {n} bytes of worker state")
+    return memory
+
+
+cdef Message order(uint32_t kind, uint32_t stream, uint32_t slot, int64_t value, void *ptr) noexcept:
+    cdef Message message
+    memset(&message, 0, sizeof(message))
+    message.kind = kind
+    message.stream = stream
+    message.slot = slot
+    message.value = value
+    message.ptr = ptr
+    return message
+
+
+cdef class StreamHandle:
+    """A stream's state on one worker. Lent to the worker's thread for good; freed when that has ended."""
+
+    cdef StreamState *state
+    cdef readonly object stream
+    cdef readonly int index
+
+    def __cinit__(self, stream, int index, list placement, int worker, int max_sessions, int batch_bytes):
+        cdef KeyHasher hasher = stream.key_hasher
+        cdef uint32_t groups = len(placement)
+        cdef size_t cells = <size_t> groups * max_sessions
+        cdef uint32_t g
+        self.stream = stream
+        self.index = index
+        self.state = <StreamState *> zeroed(sizeof(StreamState))
+        self.state.index = index
+        self.state.groups = groups
+        self.state.row_bytes = stream.schema.row_bytes
+        self.state.batch_rows = max(8, min(<int> BATCH, batch_bytes // <int> self.state.row_bytes))
+        self.state.max_sessions = max_sessions
+        self.state.key = hasher.spec
+        self.state.owned = <uint8_t *> zeroed(groups)
+        self.state.watermark = <int64_t *> zeroed(groups * 8)
+        self.state.session_watermark = <int64_t *> zeroed(cells * 8)
+        self.state.next_row = <uint64_t *> zeroed(cells * 8)
+        self.state.connection = <Connection **> zeroed(cells * 8)
+        self.state.session_state = <uint8_t *> zeroed(max_sessions)
+        self.state.ended_groups = <uint32_t *> zeroed(max_sessions * 4)
+        self.state.seen_ns = <uint64_t *> zeroed(max_sessions * 8)
+        self.state.group_rows = <uint64_t *> zeroed(groups * 8)
+        for g in range(groups):
+            self.state.watermark[g] = INT64_MIN
+            if placement[g] == worker:
+                self.state.owned[g] = 1
+                self.state.n_owned += 1
+
+    def __dealloc__(self):
+        if self.state != NULL:
+            free(self.state.owned)
+            free(self.state.watermark)
+            free(self.state.session_watermark)
+            free(self.state.next_row)
+            free(self.state.connection)
+            free(self.state.session_state)
+            free(self.state.ended_groups)
+            free(self.state.seen_ns)
+            free(self.state.group_rows)
+            free(self.state)
+
+    def counters(self):
+        cdef uint32_t g
+        return {
+            "received": fs_load_relaxed(&self.state.received),
+            "applied": fs_load_relaxed(&self.state.applied),
+            "late": fs_load_relaxed(&self.state.late),
+            "rejected": fs_load_relaxed(&self.state.rejected),
+            "groups": [fs_load_relaxed(&self.state.group_rows[g]) for g in range(self.state.groups)],
+        }
+
+    def watermarks(self):
+        """{group: watermark} of the groups that this worker owns and that have one."""
+        cdef uint32_t g
+        cdef int64_t watermark
+        found = {}
+        for g in range(self.state.groups):
+            watermark = <int64_t> fs_load_relaxed(<uint64_t *> &self.state.watermark[g])
+            if self.state.owned[g] and watermark != INT64_MIN:
+                found[g] = watermark
+        return found
+
+    def session_watermark(self, int slot):
+        """The least watermark of the session over this worker's groups; None: it has sent none yet."""
+        cdef uint32_t g
+        cdef int64_t least = INT64_MAX
+        cdef int64_t watermark
+        for g in range(self.state.groups):
+            if self.state.owned[g]:
+                watermark = <int64_t> fs_load_relaxed(
+                    <uint64_t *> &self.state.session_watermark[<size_t> g * self.state.max_sessions + slot])
+                least = min(least, watermark)
+        return None if least == INT64_MIN else least
+
+    def seen_ns(self, int slot):
+        return fs_load_relaxed(&self.state.seen_ns[slot])
+
+    def next_row(self, int slot, int group):
+        """Only when the worker has ended or at a quiescent point."""
+        return self.state.next_row[<size_t> group * self.state.max_sessions + slot]
+
+
+cdef class Worker:
+    """One native thread, pinned to `cpu` (-1: not pinned). Orders are thread-safe; `reports` is for one thread."""
+
+    cdef WorkerState *state
+    cdef pthread_t thread
+    cdef bint running
+    cdef Allocator allocator
+    cdef readonly int index
+    cdef object lock
+    cdef dict lent
+    cdef list streams
+    cdef uint32_t frame_bytes
+    cdef uint32_t max_frame_bytes
+    cdef int batch_bytes
+    cdef uint64_t tickets
+    cdef uint64_t connection_ids
+
+    def __cinit__(self, int index, int cpu, Allocator allocator, *, int frame_bytes=32768,
+                  int max_frame_bytes=1 << 20, uint64_t state_bytes=1 << 32, uint64_t chunk_bytes=1 << 22,
+                  int mailbox=65536, int reader_fd=-1, bint busy_poll=False, int batch_bytes=65536):
+        cdef epoll_event event
+        self.index = index
+        self.allocator = allocator
+        self.lock = threading.Lock()
+        self.lent = {}
+        self.streams = []
+        self.frame_bytes = frame_bytes
+        self.max_frame_bytes = max_frame_bytes
+        self.batch_bytes = batch_bytes
+        self.state = <WorkerState *> zeroed(sizeof(WorkerState))
+        self.state.index = index
+        self.state.cpu = cpu
+        self.state.busy_poll = busy_poll
+        self.state.reader_fd = reader_fd
+        self.state.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+        self.state.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+        if self.state.epoll_fd < 0 or self.state.wake_fd < 0:
+            raise OSError("cannot make epoll and eventfd descriptors for a worker")
+        event.events = EPOLLIN
+        event.data.ptr = NULL
+        epoll_ctl(self.state.epoll_fd, EPOLL_CTL_ADD, self.state.wake_fd, &event)
+        self.state.block_bytes = frame_bytes + 32
+        # A connection carries at most a row, or with CRC a frame, in front of what one receive brings.
+        self.state.block = <unsigned char *> aligned_alloc(4096, (3 * frame_bytes + 16384 + 8191) & ~4095)
+        self.state.scratch = <Scratch *> zeroed(sizeof(Scratch))
+        if (self.state.block == NULL or not ring_init(&self.state.mailbox, mailbox)
+                or not ring_init(&self.state.out, 8192)
+                or not arena_init(&self.state.arena, chunk_bytes, state_bytes, allocator.wake_fd)):
+            raise MemoryError("no memory for a worker")
+        memset(self.state.block, 0, (3 * frame_bytes + 16384 + 8191) & ~4095)
+        self.state.context.arena = &self.state.arena
+        self.state.context.scratch = self.state.scratch
+        self.state.context.out = &self.state.out
+        allocator.serve_arena(&self.state.arena)
+
+    def __dealloc__(self):
+        if self.state == NULL:
+            return
+        ring_free(&self.state.mailbox)
+        ring_free(&self.state.out)
+        free(self.state.block)
+        free(self.state.scratch)
+        if self.state.epoll_fd > 0:
+            close(self.state.epoll_fd)
+            close(self.state.wake_fd)
+        free(self.state)
+
+    # -- life
+
+    def start(self):
+        if pthread_create(&self.thread, NULL, worker_main, self.state) != 0:
+            raise OSError("cannot start a worker thread")
+        self.running = True
+        name = f"fs-worker-{self.index}".encode()
+        pthread_setname_np(self.thread, name)
+
+    def stop(self, *, bint drain):
+        """Ask the thread to end: `drain` works off what the sockets and the mailbox hold first."""
+        self.post(order(STOP, 0, 0, 1 if drain else 0, NULL))
+
+    def stop_now(self):
+        """End it also while it waits for an output that nobody reads."""
+        fs_store_release(&self.state.stop_now, 1)
+        self.post(order(STOP, 0, 0, 0, NULL))
+
+    @property
+    def ended(self):
+        return not self.running or fs_load_acquire(&self.state.ended) == 1
+
+    def join(self):
+        """Wait for the thread; call it when `ended`, and go on reading reports until then."""
+        if self.running:
+            with nogil:
+                pthread_join(self.thread, NULL)
+            self.running = False
+
+    def release(self):
+        """Free the state memory. Only after `join`, and after the allocator thread has stopped."""
+        arena_destroy(&self.state.arena)
+
+    # -- orders
+
+    cdef post(self, Message message):
+        cdef uint64_t one = 1
+        with self.lock:
+            while not ring_push(&self.state.mailbox, &message):
+                if self.ended:
+                    raise RuntimeError(f"worker {self.index} has ended")
+                with nogil:
+                    poll(NULL, 0, 1)
+        fs_fence()
+        if fs_load_relaxed(&self.state.sleeping):
+            if write(self.state.wake_fd, &one, 8) < 0:
+                return          # readable already: the worker is awake
+
+    def add_stream(self, stream, int index, list placement, int max_sessions):
+        handle = StreamHandle(stream, index, placement, self.index, max_sessions, self.batch_bytes)
+        self.streams.append(handle)
+        self.post(order(ADD_STREAM, index, 0, 0, (<StreamHandle> handle).state))
+        return handle
+
+    def add_query(self, int stream, QueryState query):
+        self.lent[<size_t> query.query] = query
+        self.allocator.serve_output(&query.query.results)
+        self.allocator.serve_output(&query.query.late)
+        self.post(order(ADD_QUERY, stream, 0, 0, query.query))
+
+    def drop_query(self, int stream, QueryState query):
+        self.post(order(DROP_QUERY, stream, 0, 0, query.query))
+
+    def register_session(self, int stream, int slot):
+        self.post(order(REGISTER_SESSION, stream, slot, 0, NULL))
+
+    def free_session(self, int stream, int slot):
+        self.post(order(SESSION_FREE, stream, slot, 0, NULL))
+
+    def session_watermark(self, int stream, int slot, int64_t watermark, bytes except_groups=None):
+        """For every group that the bitmap does not name."""
+        self.post(order(SESSION_WATERMARK, stream, slot, watermark, self.lend(except_groups)))
+
+    def end_session(self, int stream, int slot, bytes except_groups=None):
+        self.post(order(SESSION_END, stream, slot, 0, self.lend(except_groups)))
+
+    def session_idle(self, int stream, int slot, bint idle):
+        self.post(order(SESSION_IDLE, stream, slot, idle, NULL))
+
+    def hold(self, int stream, bint hold):
+        self.post(order(HOLD, stream, 0, hold, NULL))
+
+    def ping(self, uint64_t tag):
+        """Answered by ("pong", tag) among the reports, after everything posted before was worked off."""
+        cdef Message message = order(PING, 0, 0, 0, NULL)
+        message.tag = tag
+        self.post(message)
+
+    def feed(self, int stream, int group, int slot, const unsigned char[::1] rows, uint64_t row_bytes):
+        """Rows of one group, read in place: keep them unchanged until `fed` reaches the ticket returned."""
+        cdef uint64_t n = rows.shape[0] // row_bytes
+        cdef Message message
+        if n:
+            message = order(FEED, stream, slot, 0, <void *> &rows[0])
+            message.group = group
+            message.n = n
+            self.post(message)
+            self.tickets += 1
+        return self.tickets
+
+    @property
+    def fed(self):
+        return fs_load_acquire(&self.state.fed)
+
+    def wait_fed(self, uint64_t ticket, double timeout):
+        """False: not yet, after `timeout` seconds."""
+        cdef uint64_t until = fs_now_ns() + <uint64_t> (timeout * 1e9)
+        with nogil:
+            while fs_load_acquire(&self.state.fed) < ticket:
+                if fs_now_ns() > until or fs_load_acquire(&self.state.ended):
+                    break
+                sleep_briefly()
+        return fs_load_acquire(&self.state.fed) >= ticket
+
+    cdef void *lend(self, bytes bitmap):
+        if bitmap is None:
+            return NULL
+        key = <size_t> PyBytes_AS_STRING(bitmap)
+        held = self.lent.get(key)
+        self.lent[key] = (bitmap, 1 if held is None else held[1] + 1)
+        return <void *> PyBytes_AS_STRING(bitmap)
+
+    def add_connection(self, int fd, StreamHandle stream, int group, int slot, bytes hello_ack, bint crc,
+                       uint64_t ack_bytes):
+        """The worker owns the socket until it reports it closed. Returns the connection's id."""
+        cdef Connection *connection = <Connection *> zeroed(sizeof(Connection))
+        connection.fd = fd
+        connection.stream = stream.index
+        connection.group = group
+        connection.slot = slot
+        connection.carry_capacity = self.frame_bytes + 32 if crc else max(stream.state.row_bytes, 32)
+        connection.carry = <unsigned char *> zeroed(connection.carry_capacity)
+        connection.hello_ack = <unsigned char *> zeroed(len(hello_ack))
+        memcpy(connection.hello_ack, PyBytes_AS_STRING(hello_ack), len(hello_ack))
+        connection.hello_ack_n = len(hello_ack)
+        connection.ack_bytes = ack_bytes
+        connection.decoder.row_bytes = stream.state.row_bytes
+        connection.decoder.group = group
+        connection.decoder.groups = stream.state.groups
+        connection.decoder.crc = crc
+        connection.decoder.frame_bytes = self.frame_bytes
+        connection.decoder.max_frame_bytes = self.max_frame_bytes
+        connection.decoder.key = stream.state.key
+        self.connection_ids += 1
+        connection.id = self.connection_ids
+        self.post(order(ADD_CONNECTION, stream.index, slot, 0, connection))
+        return connection.id
+
+    # -- reports
+
+    def sleep_until_reports(self, int timeout_ms):
+        """Block without the GIL until some worker that shares the reader descriptor has something."""
+        cdef pollfd waiting
+        cdef uint64_t count
+        waiting.fd = self.state.reader_fd
+        waiting.events = POLLIN
+        with nogil:
+            poll(&waiting, 1, timeout_ms)
+            if read(self.state.reader_fd, &count, 8) < 0:
+                count = 0
+
+    def about_to_sleep(self):
+        """Ask to be woken. True: nothing is waiting, go to sleep."""
+        fs_store_relaxed(&self.state.reader_sleeping, 1)
+        fs_fence()
+        if ring_empty(&self.state.out):
+            return True
+        fs_store_relaxed(&self.state.reader_sleeping, 0)
+        return False
+
+    def reports(self, int most=256):
+        """Up to `most` reports, oldest first, as tuples. Blocks are copied and given back to the worker."""
+        cdef Message message
+        cdef list found = []
+        while len(found) < most and ring_pop(&self.state.out, &message):
+            item = self.read_report(&message)
+            if item is not None:
+                found.append(item)
+        return found
+
+    cdef object read_report(self, Message *message):
+        cdef Block *block
+        if message.kind == RESULT_BLOCK or message.kind == LATE_BLOCK:
+            block = <Block *> message.ptr
+            rows = PyBytes_FromStringAndSize(<char *> block_rows(block), <size_t> block.rows * block.row_bytes)
+            output_return(block)
+            return ("results" if message.kind == RESULT_BLOCK else "late", message.tag, rows)
+        if message.kind == MARKER_SEEN:
+            return ("marker", message.stream, message.value)
+        if message.kind == CONNECTION_CLOSED:
+            return self.read_closed(<Connection *> message.ptr)
+        if message.kind == SESSION_DONE:
+            return ("session_done", message.stream, message.slot)
+        if message.kind == SESSION_AWAKE:
+            return ("session_awake", message.stream, message.slot)
+        if message.kind == QUERY_GONE:
+            query = <QueryState> self.lent.pop(<size_t> message.ptr)
+            self.allocator.forget_output(&(<QueryState> query).query.results)
+            self.allocator.forget_output(&(<QueryState> query).query.late)
+            return ("query_gone", message.tag, message.value)
+        if message.kind == GIVEN_BACK:
+            bitmap, times = self.lent[<size_t> message.ptr]
+            if times == 1:
+                del self.lent[<size_t> message.ptr]
+            else:
+                self.lent[<size_t> message.ptr] = (bitmap, times - 1)
+            return None
+        if message.kind == PONG:
+            return ("pong", message.tag)
+        return None
+
+    cdef object read_closed(self, Connection *connection):
+        """The socket's descriptor belongs to the caller from here on."""
+        item = ("closed", connection.id, connection.fd, connection.stream, connection.group, connection.slot,
+                connection.closed_why, bool(connection.decoder.ended), connection.rows)
+        free(connection.carry)
+        free(connection.hello_ack)
+        free(connection)
+        return item
+
+    # -- facts
+
+    def stats(self):
+        cdef WorkerState *state = self.state
+        cdef uint64_t up = fs_now_ns() - state.started_ns if state.started_ns else 1
+        return {
+            "worker": self.index,
+            "cpu": state.cpu,
+            "pinned": state.cpu >= 0 and state.pin_errno == 0,
+            "pin_reason": os.strerror(state.pin_errno) if state.pin_errno else (
+                None if state.cpu >= 0 else "pinning is off"),
+            "rows": fs_load_relaxed(&state.rows),
+            "bytes": fs_load_relaxed(&state.bytes_received),
+            "receive_calls": fs_load_relaxed(&state.receive_calls),
+            "busy_share": round(fs_load_relaxed(&state.busy_ns) / up, 4),
+            "busy_ns": fs_load_relaxed(&state.busy_ns),
+            "connections": fs_load_relaxed(&state.n_connections),
+            "cpu_seconds": fs_load_relaxed(&state.cpu_ns) / 1e9,
+            "stalled": "waiting for the results to be read, or for memory"
+                       if fs_load_relaxed(&state.stalled) else None,
+            "state_bytes": fs_load_relaxed(&state.arena.in_use),
+            "arena_bytes": fs_load_relaxed(&state.arena.mapped),
+            "thread_id": <int64_t> fs_load_relaxed(<uint64_t *> &state.thread_id),
+            "drained_ns": fs_load_relaxed(&state.drained_ns),
+        }
+
+
+cdef void sleep_briefly() noexcept nogil:
+    """About twenty microseconds, asleep."""
+    cdef timespec pause
+    pause.tv_sec = 0
+    pause.tv_nsec = 20000
+    nanosleep(&pause, NULL)
+
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int nanosleep(const timespec *wanted, timespec *left) noexcept
+
+
+def now_ns():
+    """The clock that workers stamp with (CLOCK_MONOTONIC)."""
+    return fs_now_ns()
+
+
+def make_reader_fd():
+    """The descriptor by which workers wake the thread that reads their reports."""
+    return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)

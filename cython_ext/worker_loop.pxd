@@ -1,0 +1,1 @@
+cdef void *worker_main(void *argument) noexcept nogil

@@ -1,0 +1,391 @@
+"""The thread of a worker: mailbox, sockets, and the waiting. See worker.pxd for who owns what."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
+from libc.string cimport memcpy, memset
+
+from flexstream.cython_ext.decoder cimport FAULT_FENCED, FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
+from flexstream.cython_ext.includes.linux cimport (
+    CPU_SET, CPU_ZERO, EAGAIN, EINTR, EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, cpu_set_t, epoll_ctl,
+    epoll_event, epoll_wait, errno, poll, pollfd, read, recv, sched_setaffinity, send, write,
+)
+from flexstream.cython_ext.includes.native cimport (
+    fs_count, fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
+    fs_thread_cpu_ns, fs_thread_id,
+)
+from flexstream.cython_ext.messages cimport (
+    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, DROP_QUERY, FEED, GIVEN_BACK, HOLD, PING, PONG, QUERY_GONE,
+    REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, STOP,
+)
+from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_fire, query_flush, query_release
+from flexstream.cython_ext.progress cimport (
+    END_OF_STREAM, NO_WATERMARK, begin_advance, begin_rows, close_connection, push_limbo, raise_session, report,
+    send_ack, worker_progress,
+)
+from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free_slots, ring_pop
+from flexstream.cython_ext.worker cimport (
+    MAX_QUERIES, SESSION_IS_IDLE, SESSION_LIVE, SESSION_NONE, Connection, StreamState, WorkerState,
+)
+
+cdef enum:
+    MAX_EVENTS = 512
+    RECEIVES_PER_EVENT = 4        # a full socket may have this many blocks before others get their turn
+    ACK_TICK_MS = 25
+    IDLE_TICK_MS = 1000
+    RING_RESERVE = 64             # reports that must fit before anything that may report is begun
+
+
+# Orders
+
+
+cdef void add_query(WorkerState *worker, StreamState *stream, Query *query) noexcept nogil:
+    """The query sees rows from here on; what the watermark has passed already is late for it."""
+    cdef uint32_t g
+    if stream.n_queries == MAX_QUERIES:
+        report(worker, QUERY_GONE, stream.index, 0, query, 1, query.id)
+        return
+    stream.queries[stream.n_queries] = query
+    stream.n_queries += 1
+    for g in range(stream.groups):
+        if stream.owned[g] and stream.watermark[g] != NO_WATERMARK:
+            query_fire(query, &worker.context, g, stream.watermark[g])      # no panes yet: settles at once
+
+
+cdef void drop_query(WorkerState *worker, StreamState *stream, Query *query) noexcept nogil:
+    cdef uint32_t i
+    for i in range(stream.n_queries):
+        if stream.queries[i] == query:
+            stream.n_queries -= 1
+            stream.queries[i] = stream.queries[stream.n_queries]
+            stream.queries[stream.n_queries] = NULL
+            query_flush(query, &worker.context)
+            query_release(query, &worker.arena)
+            break
+    report(worker, QUERY_GONE, stream.index, 0, query, 0, query.id)
+
+
+cdef void add_connection(WorkerState *worker, Connection *connection) noexcept nogil:
+    """Fence an older connection of the same session and group, say which row is wanted next, begin to serve."""
+    cdef StreamState *stream = worker.streams[connection.stream]
+    cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
+    cdef epoll_event event
+    cdef uint64_t next_row
+    if stream.connection[at] != NULL:
+        close_connection(worker, stream.connection[at], FAULT_FENCED)
+    connection.decoder.next_row = stream.next_row[at]
+    connection.acked_row = connection.decoder.next_row
+    stream.connection[at] = connection
+    connection.previous = NULL
+    connection.next = worker.connections
+    if worker.connections != NULL:
+        worker.connections.previous = connection
+    worker.connections = connection
+    fs_store_relaxed(&worker.n_connections, worker.n_connections + 1)
+    if stream.session_state[connection.slot] == SESSION_NONE:
+        close_connection(worker, connection, FAULT_NO_SESSION)
+        return
+    if worker.stopping:
+        close_connection(worker, connection, FAULT_SHUTTING_DOWN)
+        return
+    next_row = connection.decoder.next_row
+    memcpy(connection.hello_ack + 24, &next_row, 8)
+    event.events = EPOLLIN
+    event.data.ptr = connection
+    if send(connection.fd, connection.hello_ack, connection.hello_ack_n, MSG_DONTWAIT | MSG_NOSIGNAL) \
+            != <int64_t> connection.hello_ack_n:
+        close_connection(worker, connection, -errno)
+    elif epoll_ctl(worker.epoll_fd, EPOLL_CTL_ADD, connection.fd, &event) != 0:
+        close_connection(worker, connection, -errno)
+
+
+cdef void register_session(StreamState *stream, uint32_t slot, uint64_t now) noexcept nogil:
+    cdef uint32_t g
+    cdef size_t at
+    for g in range(stream.groups):
+        at = <size_t> g * stream.max_sessions + slot
+        fs_store_relaxed(<uint64_t *> &stream.session_watermark[at], <uint64_t> NO_WATERMARK)
+        stream.next_row[at] = 0
+        stream.connection[at] = NULL
+    stream.ended_groups[slot] = 0
+    stream.session_state[slot] = SESSION_LIVE
+    fs_store_relaxed(&stream.seen_ns[slot], now)
+    if slot >= stream.slots_high:
+        stream.slots_high = slot + 1
+
+
+cdef void free_session(WorkerState *worker, StreamState *stream, uint32_t slot) noexcept nogil:
+    cdef uint32_t g
+    cdef size_t at
+    for g in range(stream.groups):
+        at = <size_t> g * stream.max_sessions + slot
+        if stream.connection[at] != NULL:
+            close_connection(worker, stream.connection[at], FAULT_NO_SESSION)
+    stream.session_state[slot] = SESSION_NONE
+
+
+cdef void session_watermark(WorkerState *worker, StreamState *stream, Message *order) noexcept nogil:
+    """A watermark, or the end, for every group that the bitmap does not name."""
+    cdef const uint8_t *except_ = <const uint8_t *> order.ptr
+    cdef int64_t watermark = END_OF_STREAM if order.kind == SESSION_END else order.value
+    cdef uint32_t g
+    if stream.session_state[order.slot] == SESSION_NONE:
+        return
+    for g in range(stream.groups):
+        if except_ == NULL or not except_[g >> 3] & (1 << (g & 7)):
+            raise_session(worker, stream, order.slot, g, watermark)
+    if order.kind == SESSION_END and stream.n_owned == 0:
+        stream.done_slot = order.slot + 1
+    begin_advance(worker, stream, 0, stream.groups)
+
+
+cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil:
+    cdef StreamState *stream = worker.streams[order.stream]
+    if order.kind == FEED:
+        fs_store_relaxed(&stream.seen_ns[order.slot], now)
+        worker.feeding = True
+        begin_rows(worker, stream, order.group, <const unsigned char *> order.ptr, order.n)
+    elif order.kind == SESSION_WATERMARK or order.kind == SESSION_END:
+        fs_store_relaxed(&stream.seen_ns[order.slot], now)
+        session_watermark(worker, stream, order)
+        if order.ptr != NULL:
+            report(worker, GIVEN_BACK, order.stream, order.slot, order.ptr, 0, 0)
+    elif order.kind == ADD_STREAM:
+        worker.streams[order.stream] = <StreamState *> order.ptr
+        if order.stream >= worker.n_streams:
+            worker.n_streams = order.stream + 1
+    elif order.kind == ADD_QUERY:
+        add_query(worker, stream, <Query *> order.ptr)
+    elif order.kind == DROP_QUERY:
+        drop_query(worker, stream, <Query *> order.ptr)
+    elif order.kind == ADD_CONNECTION:
+        fs_store_relaxed(&stream.seen_ns[order.slot], now)
+        add_connection(worker, <Connection *> order.ptr)
+    elif order.kind == REGISTER_SESSION:
+        register_session(stream, order.slot, now)
+    elif order.kind == SESSION_FREE:
+        free_session(worker, stream, order.slot)
+    elif order.kind == SESSION_IDLE:
+        if stream.session_state[order.slot] != SESSION_NONE:
+            stream.session_state[order.slot] = SESSION_IS_IDLE if order.value else SESSION_LIVE
+            begin_advance(worker, stream, 0, stream.groups)
+    elif order.kind == HOLD:
+        stream.hold = order.value != 0
+        begin_advance(worker, stream, 0, stream.groups)
+    elif order.kind == PING:
+        flush_outputs(worker)
+        report(worker, PONG, 0, 0, NULL, 0, order.tag)
+    elif order.kind == STOP:
+        worker.stopping = 1 if order.value else 2
+
+
+# Sockets
+
+
+cdef int receive(WorkerState *worker, Connection *connection, uint64_t now) noexcept nogil:
+    """One receive into the hot block, behind what the connection carried. 1: a full one; 0: short; -1: closed."""
+    cdef StreamState *stream = worker.streams[connection.stream]
+    cdef int64_t n
+    memcpy(worker.block, connection.carry, connection.carry_n)
+    n = recv(connection.fd, worker.block + connection.carry_n, worker.block_bytes, MSG_DONTWAIT)
+    if n <= 0:
+        if n < 0 and (errno == EAGAIN or errno == EINTR):
+            return 0
+        close_connection(worker, connection, 0 if n == 0 else -errno)
+        return -1
+    fs_count(&worker.receive_calls, 1)
+    fs_count(&worker.bytes_received, <uint64_t> n)
+    fs_store_relaxed(&stream.seen_ns[connection.slot], now)
+    if stream.session_state[connection.slot] == SESSION_IS_IDLE:
+        stream.session_state[connection.slot] = SESSION_LIVE
+        report(worker, SESSION_AWAKE, connection.stream, connection.slot, NULL, 0, 0)
+    connection.unacked_bytes += <uint64_t> n
+    worker.serving = connection
+    worker.bytes_at = 0
+    worker.bytes_n = connection.carry_n + <uint64_t> n
+    connection.carry_n = 0
+    return <uint64_t> n == worker.block_bytes
+
+
+cdef Step serve(WorkerState *worker, Connection *connection, uint64_t now) noexcept nogil:
+    """Receive and work off. STEP_WAIT: the current item could not be finished yet."""
+    cdef int tries
+    cdef int full
+    cdef Step step
+    worker.last_closed = NULL
+    for tries in range(RECEIVES_PER_EVENT):
+        full = receive(worker, connection, now)
+        if full < 0:
+            return STEP_DONE
+        step = STEP_MORE
+        while step == STEP_MORE:
+            step = worker_progress(worker)
+        if step == STEP_WAIT:
+            return STEP_WAIT
+        if full == 0 or worker.last_closed == connection:      # closed: it may be freed already
+            return STEP_DONE
+    return STEP_DONE
+
+
+cdef bint send_acks(WorkerState *worker) noexcept nogil:
+    """What connections have not been told yet. True: some still wait."""
+    cdef Connection *connection = worker.connections
+    cdef bint waiting = False
+    while connection != NULL:
+        if connection.ack_bytes and connection.decoder.next_row > connection.acked_row:
+            send_ack(connection)
+            waiting = True
+        connection = connection.next
+    return waiting
+
+
+# Waiting
+
+
+cdef bint flush_outputs(WorkerState *worker) noexcept nogil:
+    cdef uint32_t s, q
+    cdef bint whole = True
+    for s in range(worker.n_streams):
+        for q in range(worker.streams[s].n_queries):
+            whole = query_flush(worker.streams[s].queries[q], &worker.context) and whole
+    return whole
+
+
+cdef void wake_reader(WorkerState *worker) noexcept nogil:
+    cdef uint64_t one = 1
+    if ring_empty(&worker.out):
+        return
+    fs_fence()
+    if fs_load_relaxed(&worker.reader_sleeping):
+        fs_store_relaxed(&worker.reader_sleeping, 0)
+        if write(worker.reader_fd, &one, 8) < 0:
+            return          # readable already: the reader is awake
+
+
+cdef void wait_for_reader(WorkerState *worker) noexcept nogil:
+    cdef pollfd waiting
+    fs_store_relaxed(&worker.stalled, 1)
+    wake_reader(worker)
+    waiting.fd = -1
+    waiting.events = 0
+    poll(&waiting, 0, 1)
+    if fs_load_acquire(&worker.stop_now):
+        worker.stopping = 2
+
+
+cdef int wait_for_events(WorkerState *worker, epoll_event *events, int timeout_ms) noexcept nogil:
+    """Blocks only after saying so, and only if nothing was posted since: a post after the fence sees `sleeping`."""
+    cdef int n
+    if timeout_ms == 0:
+        return epoll_wait(worker.epoll_fd, events, MAX_EVENTS, 0)
+    fs_store_relaxed(&worker.sleeping, 1)
+    fs_fence()
+    if not ring_empty(&worker.mailbox):
+        timeout_ms = 0
+    n = epoll_wait(worker.epoll_fd, events, MAX_EVENTS, timeout_ms)
+    fs_store_relaxed(&worker.sleeping, 0)
+    return n
+
+
+cdef void pin(WorkerState *worker) noexcept nogil:
+    cdef cpu_set_t cpus
+    if worker.cpu >= 0:
+        CPU_ZERO(&cpus)
+        CPU_SET(worker.cpu, &cpus)
+        if sched_setaffinity(0, sizeof(cpus), &cpus) != 0:
+            worker.pin_errno = errno
+
+
+cdef Step run_mailbox(WorkerState *worker, uint64_t now) noexcept nogil:
+    """Orders, each worked off before the next. STEP_WAIT: one could not be finished yet."""
+    cdef Message order
+    cdef Step step
+    while worker.stopping != 2 and ring_free_slots(&worker.out) >= RING_RESERVE and ring_pop(&worker.mailbox, &order):
+        obey(worker, &order, now)
+        step = STEP_MORE
+        while step == STEP_MORE:
+            step = worker_progress(worker)
+        if step == STEP_WAIT:
+            return STEP_WAIT
+    return STEP_DONE
+
+
+cdef int run_sockets(WorkerState *worker, epoll_event *events, int n, uint64_t now) noexcept nogil:
+    """How many connections were served; fewer than the events when the worker has to wait."""
+    cdef int i
+    cdef int served = 0
+    cdef uint64_t count
+    for i in range(n):
+        if events[i].data.ptr == NULL:
+            if read(worker.wake_fd, &count, 8) < 0:
+                count = 0
+            continue
+        if ring_free_slots(&worker.out) < RING_RESERVE:
+            return -1
+        if serve(worker, <Connection *> events[i].data.ptr, now) == STEP_WAIT:
+            return -1
+        served += 1
+    return served
+
+
+cdef void *worker_main(void *argument) noexcept nogil:
+    cdef WorkerState *worker = <WorkerState *> argument
+    cdef epoll_event events[MAX_EVENTS]
+    cdef int n
+    cdef int served = 1
+    cdef int timeout_ms
+    cdef uint64_t now = fs_now_ns()
+    cdef uint64_t before
+    cdef uint64_t last_acks = now
+    cdef bint acks_wait = False
+    pin(worker)
+    worker.started_ns = now
+    fs_store_release(<uint64_t *> &worker.thread_id, <uint64_t> fs_thread_id())
+    while worker.stopping != 2:
+        fs_count(&worker.loops, 1)
+        push_limbo(worker)
+        # An unfinished item comes first: until it is done no socket is read and no order taken.
+        if worker_progress(worker) == STEP_WAIT or ring_free_slots(&worker.out) < RING_RESERVE:
+            flush_outputs(worker)
+            wait_for_reader(worker)
+            continue
+        fs_store_relaxed(&worker.stalled, 0)
+        if run_mailbox(worker, now) == STEP_WAIT:
+            continue
+        flush_outputs(worker)
+        wake_reader(worker)
+        if now - last_acks > ACK_TICK_MS * <uint64_t> 1000000:
+            acks_wait = send_acks(worker)
+            last_acks = now
+            fs_store_relaxed(&worker.cpu_ns, fs_thread_cpu_ns())
+        if worker.busy_poll or worker.stopping or not ring_empty(&worker.mailbox) or served > 0:
+            timeout_ms = 0
+        else:
+            timeout_ms = ACK_TICK_MS if acks_wait or any_unacked(worker) else IDLE_TICK_MS
+        before = fs_now_ns()
+        fs_count(&worker.busy_ns, before - now)
+        n = wait_for_events(worker, events, timeout_ms)
+        now = fs_now_ns()
+        if timeout_ms == 0:
+            fs_count(&worker.busy_ns, now - before)
+        served = run_sockets(worker, events, n, now)
+        if served >= 0 and n < MAX_EVENTS:
+            fs_store_relaxed(&worker.drained_ns, now)       # who had nothing to say now has an empty socket
+        if served == 0 and worker.stopping == 1 and ring_empty(&worker.mailbox):
+            worker.stopping = 2
+    while not flush_outputs(worker) and not fs_load_acquire(&worker.stop_now):
+        wait_for_reader(worker)
+    push_limbo(worker)
+    fs_store_relaxed(&worker.cpu_ns, fs_thread_cpu_ns())
+    fs_store_release(&worker.ended, 1)
+    fs_store_relaxed(&worker.reader_sleeping, 1)
+    report(worker, PONG, 0, 0, NULL, 0, 0)
+    wake_reader(worker)
+    return NULL
+
+
+cdef bint any_unacked(WorkerState *worker) noexcept nogil:
+    cdef Connection *connection = worker.connections
+    while connection != NULL:
+        if connection.ack_bytes and connection.decoder.next_row > connection.acked_row:
+            return True
+        connection = connection.next
+    return False

@@ -1,0 +1,94 @@
+"""FlexStream: keyed, windowed stream processing at the speed of the network.
+
+    import flexstream as fs
+
+Streams, queries and expressions are here at once; Engine and the producers are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from flexstream.aggregates import Aggregate, avg, count, max, min, stddev, sum
+from flexstream.errors import (
+    BackPressure,
+    ConfigError,
+    ConnectError,
+    EngineError,
+    FlexStreamError,
+    ProtocolError,
+    QueryError,
+    ResultLogError,
+    SchemaError,
+)
+from flexstream.expr import Expr, col, lit
+from flexstream.query import Query
+from flexstream.schema import Field, Schema
+from flexstream.stream import Stream
+from flexstream.windows import WindowSpec, sliding, tumbling
+
+if TYPE_CHECKING:
+    from flexstream.async_producer import AsyncProducer
+    from flexstream.engine import Engine
+    from flexstream.producer import Producer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aggregate",
+    "AsyncProducer",
+    "BackPressure",
+    "ConfigError",
+    "ConnectError",
+    "Engine",
+    "EngineError",
+    "Expr",
+    "Field",
+    "FlexStreamError",
+    "Producer",
+    "ProtocolError",
+    "Query",
+    "QueryError",
+    "ResultLogError",
+    "Schema",
+    "SchemaError",
+    "Stream",
+    "WindowSpec",
+    "avg",
+    "col",
+    "count",
+    "lit",
+    "max",
+    "min",
+    "sliding",
+    "stddev",
+    "sum",
+    "tumbling",
+]
+
+_LAZY = {
+    "Engine": "flexstream.engine",
+    "Producer": "flexstream.producer",
+    "AsyncProducer": "flexstream.async_producer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'flexstream' has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        if error.name is not None and error.name.startswith("flexstream.cython_ext"):
+            from flexstream import native
+
+            raise ImportError(native.explain(error.name, error), name=error.name) from error
+        raise
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

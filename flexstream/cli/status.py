@@ -1,0 +1,113 @@
+"""flexstream status: how the daemon does, in one screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, size, table
+
+WORKERS = {
+    "worker": "WORKER",
+    "cpu": "CPU",
+    "pinned": "PINNED",
+    "busy": "BUSY",
+    "rows": "ROWS",
+    "connections": "CONNECTIONS",
+    "state": "STATE",
+    "stalled": "STALLED",
+}
+STREAMS = {
+    "name": "STREAM",
+    "received": "RECEIVED",
+    "applied": "APPLIED",
+    "late": "LATE",
+    "rejected": "REJECTED",
+    "staged": "STAGED",
+    "in_flight": "IN FLIGHT",
+    "sessions": "PRODUCERS",
+    "held_by": "HELD BACK BY",
+}
+QUERIES = {
+    "name": "QUERY",
+    "state": "STATE",
+    "variant": "VARIANT",
+    "rows": "ROWS",
+    "late": "LATE",
+    "open_windows": "OPEN",
+    "results": "RESULTS",
+    "log_bytes": "LOG",
+    "error": "ERROR",
+}
+
+
+def status(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+    """Everything the daemon counts: workers, streams with their ledger, queries.
+
+    Example: flexstream status --json | jq .streams
+    """
+    reply = connect(url, token_file).get("/v1/status")
+    if as_json:
+        emit(reply)
+    else:
+        say(describe(reply))
+
+
+def describe(reply: dict[str, Any]) -> str:
+    """The status as text; a pure function, shared with `flexstream top --once`."""
+    daemon, nic = reply.get("daemon", {}), reply.get("nic", {})
+    connections, latency = reply.get("connections", {}), reply.get("latency", {})
+    parts = [
+        f"flexstream {daemon.get('version', '?')} (pid {daemon.get('pid', '?')}) is {reply.get('state')}, "
+        f"up {reply.get('uptime_s', 0):.0f} s; {reply.get('groups')} groups, nic {nic.get('kind', '?')} "
+        f"({'aligned' if nic.get('aligned') else nic.get('reason') or 'not aligned'})",
+        f"connections: {connections.get('open', 0)} open, {connections.get('accepted', 0)} accepted, "
+        f"{connections.get('pending_hello', 0)} before HELLO, {connections.get('misaligned', 0)} misaligned"
+        + "".join(
+            f", {count} closed by {reason}" for reason, count in (connections.get("closed") or {}).items()
+        ),
+    ]
+    if latency.get("count"):
+        parts.append(
+            f"latency: p50 {latency['p50_ms']:.3g} ms, p99 {latency['p99_ms']:.3g} ms, "
+            f"max {latency['max_ms']:.3g} ms over {latency['count']} markers"
+        )
+    parts += ["", table([_worker(worker) for worker in reply.get("workers", [])], WORKERS)]
+    if reply.get("streams"):
+        parts += ["", table([_stream(*item) for item in reply["streams"].items()], STREAMS)]
+    if reply.get("queries"):
+        parts += ["", table([_query(*item) for item in reply["queries"].items()], QUERIES)]
+    for what, error in (daemon.get("catalog_failed") or {}).items():
+        parts.append(f"{what} did not come back after the restart: {error}")
+    return "\n".join(parts)
+
+
+def _worker(worker: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **worker,
+        "busy": f"{100 * (worker.get('busy_share') or 0):.0f}%",
+        "state": size(worker.get("state_bytes")),
+        "stalled": worker.get("stalled") or "no",
+    }
+
+
+def _stream(name: str, stream: dict[str, Any]) -> dict[str, Any]:
+    holders = [
+        f"{holder.get('producer')}{' (idle)' if holder.get('idle') else ''}"
+        for holder in stream.get("held_by", [])
+    ]
+    return {
+        "name": name,
+        **stream.get("ledger", {}),
+        "sessions": len(stream.get("sessions", [])),
+        "held_by": ", ".join(holders[:3]) or "nobody",
+    }
+
+
+def _query(name: str, query: dict[str, Any]) -> dict[str, Any]:
+    log = query.get("log") or {}
+    return {
+        "name": name,
+        **query,
+        "log_bytes": size(log.get("bytes")),
+        "error": query.get("error") or log.get("error") or "none",
+    }

@@ -1,0 +1,182 @@
+"""The collector: the one thread that reads what workers report, and writes results to the logs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from flexstream.errors import FlexStreamError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger("flexstream.collector")
+
+MAX_HELD_BYTES = 64 << 20  # of results that a log refused, before workers feel it
+RETRY_S = 0.2
+LATENCIES_KEPT = 100_000
+
+
+class Sink(Protocol):
+    """Where rows of one query go."""
+
+    def append(self, batch: pa.RecordBatch) -> Any: ...
+
+
+class Latencies:
+    """Marker latencies: the last 100,000, for percentiles."""
+
+    def __init__(self) -> None:
+        self._kept: deque[int] = deque(maxlen=LATENCIES_KEPT)
+        self._lock = threading.Lock()
+        self.count = 0
+        self.max_ns = 0
+
+    def add(self, ns: int) -> None:
+        with self._lock:
+            self._kept.append(ns)
+            self.count += 1
+            self.max_ns = max(self.max_ns, ns)
+
+    def summary(self) -> dict[str, Any]:
+        with self._lock:
+            values = np.fromiter(self._kept, np.int64, len(self._kept))
+        if not len(values):
+            return {"count": 0, "p50_ms": None, "p99_ms": None, "max_ms": None}
+        p50, p99 = np.percentile(values, [50, 99]) / 1e6
+        return {
+            "count": self.count,
+            "p50_ms": round(float(p50), 3),
+            "p99_ms": round(float(p99), 3),
+            "max_ms": round(self.max_ns / 1e6, 3),
+        }
+
+
+class Feed:
+    """One query's way from native rows to its log, with what the log refused kept for another try."""
+
+    def __init__(self, name: str, rows: Any, log: Sink) -> None:
+        self.name = name
+        self.rows = rows
+        self.log = log
+        self.held: list[pa.RecordBatch] = []
+        self.held_bytes = 0
+        self.error: str | None = None
+        self.callbacks: list[Callable[[pa.RecordBatch], None]] = []
+
+    def write(self, data: bytes) -> None:
+        self.held.append(self.rows.batch(data))
+        self.held_bytes += len(data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Append what is held, in order. A refusal is kept in `error` and tried again later."""
+        while self.held:
+            batch = self.held[0]
+            try:
+                self.log.append(batch)
+            except FlexStreamError as error:
+                if self.error is None:
+                    log.error("results cannot be written", extra={"fields": {"query": self.name, "error": str(error)}})
+                self.error = str(error)
+                return
+            self.held.pop(0)
+            self.error = None
+            for callback in self.callbacks:
+                try:
+                    callback(batch)
+                except Exception:
+                    log.exception("a results callback failed", extra={"fields": {"query": self.name}})
+        self.held_bytes = 0
+
+
+class Collector(threading.Thread):
+    """Reads the workers' reports until it is stopped and they have ended.
+
+    `handlers` take what is not a result: {"closed": f(worker, *report), ...}.
+    """
+
+    def __init__(self, workers: list[Any], handlers: dict[str, Callable[..., None]]) -> None:
+        super().__init__(name="fs-collector", daemon=True)
+        self._workers = workers
+        self._handlers = handlers
+        self._results: dict[int, Feed] = {}
+        self._late: dict[int, Feed] = {}
+        self._stopping = threading.Event()
+        self.latencies = Latencies()
+        self.failure: BaseException | None = None
+
+    def add_query(self, query_id: int, results: Feed, late: Feed) -> None:
+        self._results[query_id] = results
+        self._late[query_id] = late
+
+    def remove_query(self, query_id: int) -> None:
+        self._results.pop(query_id, None)
+        self._late.pop(query_id, None)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        try:
+            while not (self._stopping.is_set() and all(worker.ended for worker in self._workers)):
+                self._flush_held()
+                if self._held_bytes() > MAX_HELD_BYTES:
+                    time.sleep(RETRY_S)
+                elif not self._read_all() and self._may_sleep():
+                    timeout_ms = int(RETRY_S * 1000) if self._held_bytes() else 500
+                    self._workers[0].sleep_until_reports(50 if self._stopping.is_set() else timeout_ms)
+            while self._read_all():
+                pass
+            self._flush_held()
+        except BaseException as error:  # without a collector nothing moves: make it visible
+            self.failure = error
+            log.exception("the collector failed")
+            raise
+
+    def _may_sleep(self) -> bool:
+        return all([worker.about_to_sleep() for worker in self._workers])
+
+    def _feeds(self) -> list[Feed]:
+        return [*self._results.values(), *self._late.values()]
+
+    def _held_bytes(self) -> int:
+        return sum(feed.held_bytes for feed in self._feeds())
+
+    def _flush_held(self) -> None:
+        for feed in self._feeds():
+            if feed.held:
+                feed.flush()
+
+    def _read_all(self) -> int:
+        """One round over the workers; blocks of a query that came together become one batch."""
+        count = 0
+        for worker in self._workers:
+            reports = worker.reports(256)
+            count += len(reports)
+            pending: dict[tuple[str, int], list[bytes]] = {}
+            for report in reports:
+                kind = report[0]
+                if kind in ("results", "late"):
+                    pending.setdefault((kind, report[1]), []).append(report[2])
+                    continue
+                self._write(pending)
+                if kind == "marker":
+                    self.latencies.add(time.time_ns() - report[2])
+                elif kind in self._handlers:
+                    self._handlers[kind](worker.index, *report[1:])
+            self._write(pending)
+        return count
+
+    def _write(self, pending: dict[tuple[str, int], list[bytes]]) -> None:
+        for (kind, query_id), parts in pending.items():
+            feed = (self._results if kind == "results" else self._late).get(query_id)
+            if feed is not None:
+                feed.write(b"".join(parts))
+        pending.clear()

@@ -1,0 +1,42 @@
+"""What the daemon asks of an engine: `flexstream.Engine`, or anything that does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from flexstream.query import Query
+    from flexstream.state.result_log import ResultLog
+    from flexstream.stream import Stream
+
+
+class EngineAPI(Protocol):
+    """All methods may be called from any thread and may block; the daemon calls them off its event loop."""
+
+    @property
+    def streams(self) -> Mapping[str, Stream]: ...
+
+    @property
+    def queries(self) -> Mapping[str, Query]: ...
+
+    @property
+    def data_address(self) -> tuple[str, int] | None: ...
+
+    def add(self, stream: Stream) -> Any: ...
+
+    def submit(self, query: Query) -> Any: ...
+
+    def cancel(self, name: str) -> Any: ...
+
+    def result_log(self, name: str) -> ResultLog: ...
+
+    def late(self, name: str, offset: int = 0) -> Iterator[pa.RecordBatch]: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+    def drain(self, timeout: float | None = None) -> list[Any]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,189 @@
+"""Prometheus text (version 0.0.4) of everything in the engine's status. A pure function of that status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+ENGINE_STATES = ("running", "draining", "failed")
+SESSION_STATES = ("live", "idle", "broken", "ended")
+
+# (key in the worker's status, metric, type, help)
+_WORKER = (
+    ("rows", "flexstream_worker_rows_total", "counter", "Rows received by the worker"),
+    ("bytes", "flexstream_worker_bytes_total", "counter", "Bytes received by the worker"),
+    ("receive_calls", "flexstream_worker_receive_calls_total", "counter", "Receive system calls"),
+    ("busy_share", "flexstream_worker_busy_share", "gauge", "Share of time spent on rows, 0 to 1"),
+    ("connections", "flexstream_worker_connections", "gauge", "Connections of the worker's groups"),
+    ("cpu_seconds", "flexstream_worker_cpu_seconds_total", "counter", "CPU time of the worker's thread"),
+    ("pinned", "flexstream_worker_pinned", "gauge", "1 when the worker is pinned to its core"),
+    ("stalled", "flexstream_worker_stalled", "gauge", "1 when the worker waits for room (status says why)"),
+    ("state_bytes", "flexstream_worker_state_bytes", "gauge", "Memory in use for window state"),
+    ("arena_bytes", "flexstream_worker_arena_bytes", "gauge", "Memory set aside for window state"),
+)
+_QUERY = (
+    ("rows", "flexstream_query_rows_total", "counter", "Rows that the query looked at"),
+    ("filtered", "flexstream_query_filtered_rows_total", "counter", "Rows that its filters left out"),
+    ("late", "flexstream_query_late_rows_total", "counter", "Rows too late for their window"),
+    ("windows_fired", "flexstream_query_windows_fired_total", "counter", "Windows fired, counted per group"),
+    ("results", "flexstream_query_results_total", "counter", "Result rows"),
+    ("open_windows", "flexstream_query_open_windows", "gauge", "Windows that have not fired yet"),
+)
+_LOG = (
+    ("first_offset", "flexstream_result_log_first_offset", "gauge", "Oldest offset in the result log"),
+    ("next_offset", "flexstream_result_log_next_offset", "gauge", "Offset of the next result row"),
+    ("bytes", "flexstream_result_log_bytes", "gauge", "Size of the result log"),
+    ("error", "flexstream_result_log_failing", "gauge", "1 while the result log cannot be written"),
+)
+_CONNECTIONS = (
+    ("open", "flexstream_connections_open", "gauge", "Open data connections"),
+    ("accepted", "flexstream_connections_accepted_total", "counter", "Connections accepted"),
+    ("pending_hello", "flexstream_connections_pending_hello", "gauge", "Connections before their HELLO"),
+    (
+        "misaligned",
+        "flexstream_connections_misaligned_total",
+        "counter",
+        "Connections that the NIC misplaced",
+    ),
+)
+
+
+class Page:
+    """Collects samples and writes each metric once, with its help and type."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, tuple[str, str, list[str]]] = {}
+
+    def add(self, name: str, kind: str, help_text: str, value: object, /, **labels: object) -> None:
+        """One sample. None is left out, a text or other object counts as 1 (something is there)."""
+        if value is None and name.endswith(("_stalled", "_failing")):
+            value = 0
+        if value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            value = int(bool(value))
+        lines = self._metrics.setdefault(name, (kind, help_text, []))[2]
+        text = ",".join(f'{key}="{_escape(str(label))}"' for key, label in labels.items())
+        lines.append(f"{name}{{{text}}} {value!r}" if text else f"{name} {value!r}")
+
+    def table(
+        self, rows: Iterable[tuple[str, str, str, str]], values: Mapping[str, Any], **labels: object
+    ) -> None:
+        for key, name, kind, help_text in rows:
+            self.add(name, kind, help_text, values.get(key), **labels)
+
+    def text(self) -> str:
+        parts = []
+        for name, (kind, help_text, lines) in self._metrics.items():
+            parts += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", *lines]
+        return "\n".join(parts) + "\n"
+
+
+def render(status: Mapping[str, Any]) -> str:
+    """The page for one status. Missing parts are left out, so that an older engine's status works too."""
+    page = Page()
+    page.add("flexstream_uptime_seconds", "gauge", "Seconds since the engine started", status.get("uptime_s"))
+    page.add("flexstream_groups", "gauge", "Key groups of the engine", status.get("groups"))
+    for state in ENGINE_STATES:
+        page.add(
+            "flexstream_state", "gauge", "1 for the state it is in", status.get("state") == state, state=state
+        )
+    _nic(page, status.get("nic") or {})
+    for group, worker in enumerate(status.get("placement") or []):
+        page.add("flexstream_group_worker", "gauge", "Worker that owns the group", worker, group=group)
+    for worker in status.get("workers") or []:
+        page.table(_WORKER, worker, worker=worker.get("worker"), cpu=worker.get("cpu"))
+    for name, stream in (status.get("streams") or {}).items():
+        _stream(page, name, stream)
+    for name, query in (status.get("queries") or {}).items():
+        _query(page, name, query)
+    connections = status.get("connections") or {}
+    page.table(_CONNECTIONS, connections)
+    for reason, count in (connections.get("closed") or {}).items():
+        page.add("flexstream_connections_closed_total", "counter", "Connections closed", count, reason=reason)
+    _latency(page, status.get("latency") or {})
+    _daemon(page, status.get("daemon") or {})
+    return page.text()
+
+
+def _nic(page: Page, nic: Mapping[str, Any]) -> None:
+    if nic:
+        labels = {"kind": nic.get("kind", "?")}
+        page.add(
+            "flexstream_nic_aligned",
+            "gauge",
+            "1 when the NIC follows placement",
+            nic.get("aligned"),
+            **labels,
+        )
+
+
+def _stream(page: Page, name: str, stream: Mapping[str, Any]) -> None:
+    for part, rows in (stream.get("ledger") or {}).items():
+        help_text = "The ledger: received = applied + late + rejected + staged + in_flight"
+        page.add("flexstream_stream_rows", "gauge", help_text, rows, stream=name, part=part)
+    for group, rows in enumerate(stream.get("groups") or []):
+        page.add(
+            "flexstream_group_rows_total", "counter", "Rows of the group", rows, stream=name, group=group
+        )
+    for end, value in (stream.get("watermark") or {}).items():
+        help_text = "Lowest and highest watermark of the groups, in units of the time field"
+        page.add("flexstream_stream_watermark", "gauge", help_text, value, stream=name, end=end)
+    for holder in stream.get("held_by") or []:
+        labels = {"stream": name, "producer": holder.get("producer"), "idle": int(bool(holder.get("idle")))}
+        help_text = "Watermark of the producers that hold the stream back"
+        page.add("flexstream_stream_held_by", "gauge", help_text, holder.get("watermark"), **labels)
+    sessions = stream.get("sessions") or []
+    for state in SESSION_STATES:
+        count = sum(1 for session in sessions if session.get("state") == state)
+        page.add("flexstream_sessions", "gauge", "Producers by state", count, stream=name, state=state)
+    for session in sessions:
+        labels = {"stream": name, "producer": session.get("producer")}
+        for key in ("connections", "epoch", "watermark"):
+            help_text = f"The {key} of each producer's session"
+            page.add(f"flexstream_session_{key}", "gauge", help_text, session.get(key), **labels)
+
+
+def _query(page: Page, name: str, query: Mapping[str, Any]) -> None:
+    labels = {"query": name, "stream": query.get("stream")}
+    page.add(
+        "flexstream_query_failed",
+        "gauge",
+        "1 when the query failed",
+        query.get("state") == "failed",
+        **labels,
+    )
+    variant = query.get("variant", "?")
+    page.add("flexstream_query_variant", "gauge", "1 for the variant that runs", 1, **labels, variant=variant)
+    page.table(_QUERY, query, **labels)
+    for reason, rows in (query.get("rejected") or {}).items():
+        help_text = "Rows that an expression failed on"
+        page.add("flexstream_query_rejected_rows_total", "counter", help_text, rows, **labels, reason=reason)
+    page.table(_LOG, query.get("log") or {}, query=name)
+
+
+def _latency(page: Page, latency: Mapping[str, Any]) -> None:
+    help_text = "From marker sent to result observed"
+    page.add("flexstream_latency_markers_total", "counter", "Markers measured", latency.get("count"))
+    for key, quantile in (("p50_ms", "0.5"), ("p99_ms", "0.99"), ("max_ms", "1")):
+        page.add("flexstream_latency_ms", "gauge", help_text, latency.get(key), quantile=quantile)
+
+
+def _daemon(page: Page, daemon: Mapping[str, Any]) -> None:
+    if "version" in daemon:
+        page.add("flexstream_build_info", "gauge", "The version that runs", 1, version=daemon["version"])
+    for labels, count in daemon.get("http_requests") or []:
+        page.add("flexstream_http_requests_total", "counter", "HTTP requests", count, **labels)
+    for key, help_text in (
+        ("result_readers", "Open result streams"),
+        ("log_lines_suppressed", "Log lines left out by the rate limit"),
+        ("catalog_failed", "Streams and queries of the catalog that did not come back"),
+    ):
+        value = daemon.get(key)
+        page.add(f"flexstream_{key}", "gauge", help_text, len(value) if isinstance(value, dict) else value)
+
+
+def _escape(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

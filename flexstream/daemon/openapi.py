@@ -1,0 +1,306 @@
+"""The OpenAPI 3.1 document that the daemon serves at /openapi.json."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import flexstream
+from flexstream.daemon.metrics import CONTENT_TYPE
+from flexstream.daemon.params import MAX_OFFSET
+
+Json = dict[str, Any]
+
+NAME: Json = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_.-]{0,63}$"},
+}
+OFFSET: Json = {
+    "name": "offset",
+    "in": "query",
+    "description": "First row wanted. Without it: the oldest row that is still there.",
+    "schema": {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET},
+}
+LIMIT: Json = {
+    "name": "limit",
+    "in": "query",
+    "description": "At most so many rows.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": MAX_OFFSET},
+}
+FORMAT: Json = {
+    "name": "format",
+    "in": "query",
+    "schema": {"type": "string", "enum": ["arrow", "jsonl"], "default": "arrow"},
+}
+FOLLOW: Json = {
+    "name": "follow",
+    "in": "query",
+    "description": "1: keep the reply open and send results as windows fire.",
+    "schema": {"type": "string", "enum": ["0", "1"], "default": "0"},
+}
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _json(description: str, schema: Json) -> Json:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _object(**properties: Json) -> Json:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _operation(
+    name: str,
+    summary: str,
+    replies: dict[str, Json],
+    *,
+    parameters: list[Json] | None = None,
+    body: str | None = None,
+) -> Json:
+    operation: Json = {"operationId": name, "summary": summary, "responses": dict(replies)}
+    for status in ("400", "401", "500"):
+        operation["responses"].setdefault(status, {"$ref": "#/components/responses/Error"})
+    if parameters:
+        operation["parameters"] = parameters
+    if body:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": _ref(body)}},
+        }
+        for status in ("409", "413", "415", "503", "507"):
+            operation["responses"].setdefault(status, {"$ref": "#/components/responses/Error"})
+    return operation
+
+
+def _rows(description: str, *, offsets: bool) -> Json:
+    reply: Json = {
+        "description": description,
+        "content": {
+            "application/vnd.apache.arrow.stream": {
+                "schema": {"type": "string", "contentEncoding": "binary"}
+            },
+            "application/x-ndjson": {"schema": {"type": "string", "description": "one JSON object per row"}},
+        },
+    }
+    if offsets:
+        reply["headers"] = {
+            name: {"description": text, "schema": {"type": "integer"}}
+            for name, text in (
+                ("X-FlexStream-First-Offset", "oldest row in the log when the reply began"),
+                ("X-FlexStream-Next-Offset", "offset of the next row to come when the reply began"),
+            )
+        }
+    return reply
+
+
+ERROR = {"$ref": "#/components/responses/Error"}
+
+
+def _paths() -> Json:
+    stream = _json("The stream and where to send its rows", _ref("StreamReply"))
+    query = _json("The query", _ref("QueryReply"))
+    probe = _ref("Probe")
+    return {
+        "/v1/streams": {
+            "get": _operation(
+                "listStreams",
+                "All streams",
+                {
+                    "200": _json(
+                        "The streams", _object(streams={"type": "array", "items": _ref("StreamReply")})
+                    )
+                },
+            ),
+            "post": _operation(
+                "addStream",
+                "Add a stream; the same definition again is no error",
+                {"201": stream, "200": stream},
+                body="Stream",
+            ),
+        },
+        "/v1/streams/{name}": {
+            "get": _operation(
+                "showStream",
+                "One stream: what a producer asks first",
+                {"200": stream, "404": ERROR},
+                parameters=[NAME],
+            )
+        },
+        "/v1/queries": {
+            "get": _operation(
+                "listQueries",
+                "All queries",
+                {
+                    "200": _json(
+                        "The queries", _object(queries={"type": "array", "items": {"type": "object"}})
+                    )
+                },
+            ),
+            "post": _operation(
+                "submitQuery",
+                "Submit a query (`query.to_json()`); adds its stream if it is new",
+                {"201": query, "200": query},
+                body="Query",
+            ),
+        },
+        "/v1/queries/{name}": {
+            "get": _operation("showQuery", "One query", {"200": query, "404": ERROR}, parameters=[NAME]),
+            "delete": _operation(
+                "cancelQuery",
+                "Cancel a query",
+                {
+                    "200": _json("Cancelled", _object(name={"type": "string"}, cancelled={"const": True})),
+                    "404": ERROR,
+                },
+                parameters=[NAME],
+            ),
+        },
+        "/v1/queries/{name}/results": {
+            "get": _operation(
+                "readResults",
+                "Result rows by offset, as an Arrow IPC stream or JSON lines",
+                {"200": _rows("The rows", offsets=True), "404": ERROR, "410": ERROR, "503": ERROR},
+                parameters=[NAME, OFFSET, LIMIT, FORMAT, FOLLOW],
+            )
+        },
+        "/v1/queries/{name}/late": {
+            "get": _operation(
+                "readLate",
+                "Rows that came too late for their window: the stream's columns and the watermark then",
+                {"200": _rows("The rows", offsets=False), "404": ERROR, "503": ERROR},
+                parameters=[NAME, OFFSET, LIMIT, FORMAT],
+            )
+        },
+        "/v1/nic": {
+            "get": _operation(
+                "showNic", "The receive side of the machine", {"200": _json("The NIC", {"type": "object"})}
+            )
+        },
+        "/v1/rebalance": {
+            "get": _operation(
+                "showPlacement",
+                "Which worker owns which group",
+                {"200": _json("The placement", _ref("Placement"))},
+            )
+        },
+        "/v1/status": {
+            "get": _operation(
+                "status", "Everything that is counted", {"200": _json("The status", {"type": "object"})}
+            )
+        },
+        "/healthz": {
+            "get": _operation("health", "Alive?", {"200": _json("Yes", probe), "503": _json("No", probe)}),
+        },
+        "/readyz": {
+            "get": _operation(
+                "ready", "Ready for rows?", {"200": _json("Yes", probe), "503": _json("No", probe)}
+            ),
+        },
+        "/metrics": {
+            "get": _operation(
+                "metrics",
+                "Prometheus text",
+                {
+                    "200": {
+                        "description": "The page",
+                        "content": {CONTENT_TYPE: {"schema": {"type": "string"}}},
+                    }
+                },
+            )
+        },
+        "/openapi.json": {
+            "get": _operation("openapi", "This document", {"200": _json("OpenAPI 3.1", {"type": "object"})})
+        },
+    }
+
+
+def _schemas() -> Json:
+    text: Json = {"type": "string"}
+    whole: Json = {"type": "integer"}
+    return {
+        "Error": _object(error=_object(code=text, message=text, hint={"type": ["string", "null"]})),
+        "Stream": {
+            "type": "object",
+            "required": ["name", "fields", "key", "time"],
+            "properties": {
+                "name": text,
+                "fields": {
+                    "type": "object",
+                    "description": "field name to type, in order of the bytes: i8..i64, u8..u64, f32, f64, "
+                    "bool, timestamp[s|ms|us|ns], bytes[N]",
+                    "additionalProperties": text,
+                },
+                "key": {"oneOf": [text, {"type": "array", "items": text, "minItems": 1}]},
+                "time": text,
+                "max_disorder": {"type": "string", "examples": ["0ms", "5s"]},
+            },
+            "additionalProperties": False,
+        },
+        "StreamReply": _object(
+            stream=_ref("Stream"),
+            groups=whole,
+            data={"type": ["string", "null"], "description": "host:port to send rows to"},
+            schema_hash=text,
+        ),
+        "Query": {
+            "type": "object",
+            "description": "The plan as `Query.to_json()` writes it",
+            "required": ["name", "stream"],
+            "properties": {
+                "version": {"const": 1},
+                "name": text,
+                "stream": _ref("Stream"),
+                "steps": {"type": "array"},
+                "window": {"type": ["object", "null"]},
+                "allowed_lateness": text,
+                "aggregates": {"type": "object"},
+            },
+        },
+        "QueryReply": {
+            "type": "object",
+            "required": ["name", "plan"],
+            "properties": {"name": text, "plan": _ref("Query"), "created": {"type": "boolean"}},
+        },
+        "Placement": _object(
+            automatic={"const": False},
+            placement={"type": "array", "items": whole, "description": "worker of each group"},
+            workers={
+                "type": "array",
+                "items": _object(worker=whole, cpu={"type": ["integer", "null"]}, groups=whole),
+            },
+        ),
+        "Probe": {"type": "object"},
+    }
+
+
+@cache
+def document() -> Json:
+    """The whole document. Read-only: it is made once."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "FlexStream control API",
+            "version": flexstream.__version__,
+            "summary": "Streams, queries, results and health of one daemon",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "http://127.0.0.1:7401"}],
+        "security": [{}, {"token": []}],
+        "paths": _paths(),
+        "components": {
+            "schemas": _schemas(),
+            "responses": {"Error": _json("What was wrong and what to do", _ref("Error"))},
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "The token of --token-file, on every request if the daemon has one.",
+                }
+            },
+        },
+    }

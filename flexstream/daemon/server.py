@@ -1,0 +1,297 @@
+"""The daemon's life: bring back the catalog, serve, drain, say what was left open."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+import flexstream
+from flexstream.config import is_loopback, join_address, split_address
+from flexstream.daemon import problems
+from flexstream.daemon.catalog import Catalog
+from flexstream.daemon.engine_api import EngineAPI
+from flexstream.daemon.notify import notify, watchdog_interval_s
+from flexstream.daemon.problems import ApiError
+from flexstream.daemon.results import Readers
+from flexstream.daemon.routes import Routes
+from flexstream.errors import ConfigError, FlexStreamError
+from flexstream.query import Query
+from flexstream.stream import Stream
+
+log = logging.getLogger("flexstream.daemon")
+RETENTION_EVERY_S = 30.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Daemon:
+    """One engine behind HTTP. `start()`, then `stop()`; or `run()`, which lives until SIGTERM or SIGINT.
+
+    `catalog` None keeps nothing across restarts. The engine is closed by `stop()`.
+    Assumes: all methods are called on the event loop; the engine's own are called off it.
+    """
+
+    def __init__(
+        self,
+        engine: EngineAPI,
+        *,
+        control: tuple[str, int] = ("127.0.0.1", 0),
+        token: str | None = None,
+        catalog: Catalog | None = None,
+        drain_timeout_s: float = 30.0,
+        max_body_bytes: int = 1 << 20,
+        suppressed: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.engine = engine
+        self.readers = Readers()
+        self.not_ready: str | None = "the catalog is being read"
+        self.catalog_failed: dict[str, str] = {}
+        self.control_address: tuple[str, int] | None = None
+        self._control = control
+        self._token = token
+        self._catalog = catalog
+        self._drain_timeout_s = drain_timeout_s
+        self._suppressed = suppressed
+        self._requests: Counter[tuple[str, str, int]] = Counter()
+        self._changing = asyncio.Lock()  # one change of streams and queries at a time
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started = time.time()
+        self.app = web.Application(middlewares=[self._guard], client_max_size=max_body_bytes)
+        self.app.add_routes(Routes(self).table())
+        self._runner = web.AppRunner(self.app, access_log=None, keepalive_timeout=75, shutdown_timeout=2)
+
+    # Requests -----------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Token and host, then the handler; every failure becomes JSON with a status and is counted."""
+        response: web.StreamResponse
+        try:
+            self._check_token(request)
+            self._check_host(request)
+            response = await handler(request)
+        except FlexStreamError as error:
+            response = problems.reply(error)
+        except web.HTTPException as error:
+            response = problems.from_http(error, request)
+        except (asyncio.CancelledError, ConnectionResetError):
+            raise
+        except Exception as error:
+            fields = {"method": request.method, "path": request.path}
+            log.exception("request_failed", extra={"fields": fields})
+            problem = ApiError(
+                f"the daemon failed at this request: {type(error).__name__}: {error}",
+                code="internal",
+                hint="its log has the details; please report it",
+            )
+            response = problems.reply(problem, 500)
+        resource = request.match_info.route.resource
+        path = resource.canonical if resource is not None else "other"
+        method = request.method if request.method in ("GET", "POST", "DELETE") else "other"
+        self._requests[method, path, response.status] += 1
+        return response
+
+    def _check_token(self, request: web.Request) -> None:
+        if self._token is None:
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._token.encode())
+        if scheme.lower() != "bearer" or not same:
+            raise ApiError(
+                "the token is missing or wrong",
+                code="bad_token",
+                hint="send `Authorization: Bearer TOKEN` (the CLI: --token-file FILE)",
+            )
+
+    def _check_host(self, request: web.Request) -> None:
+        """Without a token only this machine may ask, by a local name: no web page can rebind its own."""
+        if self._token is not None:
+            return
+        try:
+            host, _ = split_address(request.host)
+        except ValueError:
+            host = ""
+        if not is_loopback(host):
+            raise ApiError(
+                f"the Host header names {request.host[:100]!r}, not this machine",
+                code="bad_host",
+                hint="ask 127.0.0.1 or localhost, or give the daemon a --token-file",
+            )
+
+    # Changes ------------------------------------------------------------------------------------------------
+
+    async def add_stream(self, stream: Stream) -> None:
+        await asyncio.shield(self._change(lambda: self.engine.add(stream), None))
+        log.info("stream_added", extra={"fields": {"stream": stream.name, "key": ",".join(stream.key)}})
+
+    async def submit_query(self, query: Query) -> None:
+        """Submit, with its stream if that is new; undone if the catalog cannot be written."""
+
+        def submit() -> None:
+            if query.stream.name not in self.engine.streams:
+                self.engine.add(query.stream)
+            self.engine.submit(query)
+
+        await asyncio.shield(self._change(submit, lambda: self.engine.cancel(query.name)))
+        log.info("query_submitted", extra={"fields": {"query": query.name, "stream": query.stream.name}})
+
+    async def cancel_query(self, name: str) -> None:
+        await asyncio.shield(self._change(lambda: self.engine.cancel(name), None))
+        log.info("query_cancelled", extra={"fields": {"query": name}})
+
+    async def _change(self, apply: Callable[[], Any], undo: Callable[[], Any] | None) -> None:
+        async with self._changing:
+            if self.readers.stopping.is_set():
+                raise ApiError(
+                    "the daemon is stopping", code="shutting_down", hint="try again after its restart"
+                )
+            await asyncio.to_thread(apply)
+            try:
+                await asyncio.to_thread(self._save)
+            except ConfigError:
+                if undo is not None:
+                    await asyncio.to_thread(undo)
+                raise
+
+    def _save(self) -> None:
+        if self._catalog is not None:
+            # What did not come back this time stays in the catalog for the next.
+            streams = {
+                name: s
+                for name, s in self._catalog.streams.items()
+                if f"stream {name}" in self.catalog_failed
+            }
+            queries = {
+                name: q for name, q in self._catalog.queries.items() if f"query {name}" in self.catalog_failed
+            }
+            self._catalog.save({**streams, **self.engine.streams}, {**queries, **self.engine.queries})
+
+    def _restore(self) -> None:
+        if self._catalog is None:
+            return
+        for name, stream in self._catalog.streams.items():
+            if name not in self.engine.streams:
+                self._bring_back(f"stream {name}", partial(self.engine.add, stream))
+        for name, query in self._catalog.queries.items():
+            if name not in self.engine.queries:
+                self._bring_back(f"query {name}", partial(self.engine.submit, query))
+
+    def _bring_back(self, what: str, apply: Callable[[], Any]) -> None:
+        """One entry that fails must not keep the others, and the daemon, away."""
+        try:
+            apply()
+        except FlexStreamError as error:
+            self.catalog_failed[what] = str(error)
+            log.error("catalog_entry_failed", extra={"fields": {"entry": what, "error": error}})
+
+    async def status(self) -> dict[str, Any]:
+        """The engine's status and, under "daemon", the daemon's own."""
+        status = dict(await asyncio.to_thread(self.engine.status))
+        data = self.engine.data_address
+        status["daemon"] = {
+            "version": flexstream.__version__,
+            "pid": os.getpid(),
+            "started": self._started,
+            "control": join_address(*self.control_address) if self.control_address else None,
+            "data": join_address(*data) if data else None,
+            "not_ready": self.not_ready,
+            "catalog_failed": self.catalog_failed,
+            "result_readers": self.readers.open,
+            "log_lines_suppressed": self._suppressed(),
+            "http_requests": [
+                [{"method": method, "path": path, "status": code}, count]
+                for (method, path, code), count in sorted(self._requests.items())
+            ],
+        }
+        return status
+
+    # Life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bring back the catalog, then listen. Raises ConfigError when the port is taken."""
+        await asyncio.to_thread(self._restore)
+        await self._runner.setup()
+        host, port = self._control
+        try:
+            await web.TCPSite(self._runner, host, port, backlog=1024).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"cannot listen on {join_address(host, port)} for the HTTP API: {error.strerror or error}",
+                code="control_port",
+                hint=f"`ss -ltnp sport = :{port}` tells who has it; --control chooses another",
+            ) from error
+        self.control_address = self._runner.addresses[0][:2]
+        self.not_ready = None
+        self._tasks = [asyncio.create_task(self._watchdog()), asyncio.create_task(self._trim())]
+
+    async def stop(self) -> list[Any]:
+        """Stop accepting, work off what was received, flush, close; returns the windows still open."""
+        self.not_ready = "the daemon is stopping"
+        notify(
+            "STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={int((self._drain_timeout_s + 10) * 1e6)}"
+        )
+        async with self._changing:
+            open_windows = await asyncio.to_thread(self.engine.drain, self._drain_timeout_s)
+            self.readers.stopping.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(40):  # followers notice within a second and end their replies properly
+            if self.readers.open == 0:
+                break
+            await asyncio.sleep(0.05)
+        await self._runner.cleanup()
+        await asyncio.to_thread(self.engine.close)
+        return list(open_windows or [])
+
+    async def run(self, on_ready: Callable[[Daemon], None], on_stopped: Callable[[list[Any]], None]) -> None:
+        """Start, live until SIGTERM or SIGINT, stop. A second signal while draining kills as usual."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended.set)
+        await self.start()
+        on_ready(self)
+        notify("READY=1", f"STATUS={len(self.engine.streams)} streams, {len(self.engine.queries)} queries")
+        await ended.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        log.info("stopping", extra={"fields": {"drain_timeout_s": self._drain_timeout_s}})
+        on_stopped(await self.stop())
+
+    async def _watchdog(self) -> None:
+        """Tell systemd that we live, as long as the engine answers and has not failed."""
+        interval_s = watchdog_interval_s()
+        if interval_s is None:
+            return
+        while True:
+            with suppress(TimeoutError):
+                status = await asyncio.wait_for(asyncio.to_thread(self.engine.status), interval_s)
+                if status.get("state") != "failed":
+                    notify("WATCHDOG=1")
+            await asyncio.sleep(interval_s / 2)
+
+    def _enforce_retention(self, name: str) -> None:
+        self.engine.result_log(name).enforce_retention()
+
+    async def _trim(self) -> None:
+        """Retention for queries that get no results: an append would do it for the others."""
+        while True:
+            await asyncio.sleep(RETENTION_EVERY_S)
+            for name in list(self.engine.queries):
+                try:
+                    await asyncio.to_thread(self._enforce_retention, name)
+                except FlexStreamError as error:
+                    log.warning("retention_failed", extra={"fields": {"query": name, "error": error.message}})

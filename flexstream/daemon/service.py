@@ -1,0 +1,147 @@
+"""`flexstream serve`: the process around the daemon. Logs, lock, engine, event loop, and the last words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flexstream.config import Config, join_address
+from flexstream.daemon import logs
+from flexstream.daemon.catalog import Catalog, DataDirLock
+from flexstream.daemon.engine_api import EngineAPI
+from flexstream.daemon.server import Daemon
+from flexstream.errors import FlexStreamError
+
+log = logging.getLogger("flexstream.daemon")
+SHOWN_WINDOWS = 20
+
+
+def make_engine(config: Config) -> EngineAPI:
+    """The real engine, on the configured data port."""
+    from flexstream.engine import Engine
+
+    engine: EngineAPI = Engine(**config.engine_arguments())
+    return engine
+
+
+def serve(
+    config: Config, *, as_json: bool = False, engine_of: Callable[[Config], EngineAPI] | None = None
+) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit code: 0 after a drained stop, 1 if draining failed.
+
+    Raises FlexStreamError when it cannot start: the directory is locked, a port is taken, the catalog is bad.
+    """
+    limit = logs.setup(config.log_level)
+    token = config.token
+    lock = DataDirLock(config.data_dir)
+    try:
+        catalog = Catalog(config.data_dir)
+        catalog.check_groups(config.groups)
+        engine = (engine_of or make_engine)(config)
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(_run(config, engine, token, catalog, limit, as_json))
+        except FlexStreamError:
+            engine.close()
+            raise
+        except Exception:
+            log.exception("stop_failed")
+            engine.close()
+            return 1
+    finally:
+        lock.release()
+    return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # a platform without it: the standard loop does the same, slower
+        return None
+    return uvloop.new_event_loop
+
+
+async def _run(
+    config: Config,
+    engine: EngineAPI,
+    token: str | None,
+    catalog: Catalog,
+    limit: logs.RateLimit,
+    as_json: bool,
+) -> None:
+    daemon = Daemon(
+        engine,
+        control=config.control,
+        token=token,
+        catalog=catalog,
+        drain_timeout_s=config.drain_timeout_s,
+        max_body_bytes=config.max_body_bytes,
+        suppressed=lambda: limit.suppressed,
+    )
+    await daemon.run(lambda d: _say_ready(config, d, as_json), lambda windows: _say_stopped(windows, as_json))
+
+
+def _say_ready(config: Config, daemon: Daemon, as_json: bool) -> None:
+    assert daemon.control_address is not None
+    data = daemon.engine.data_address
+    facts = {
+        "event": "ready",
+        "control": join_address(*daemon.control_address),
+        "data": join_address(*data) if data else None,
+        "data_dir": str(config.data_dir),
+        "streams": sorted(daemon.engine.streams),
+        "queries": sorted(daemon.engine.queries),
+        "failed": daemon.catalog_failed,
+    }
+    if as_json:
+        _print(json.dumps(facts))
+        return
+    _print(
+        f"flexstream is ready: HTTP http://{facts['control']}, data {facts['data'] or 'off'}, "
+        f"{len(daemon.engine.streams)} streams, {len(daemon.engine.queries)} queries, "
+        f"data_dir {config.data_dir}"
+    )
+
+
+def _say_stopped(windows: list[Any], as_json: bool) -> None:
+    """An honest word on what a restart will not have: open windows are not kept yet."""
+    if as_json:
+        _print(json.dumps({"event": "stopped", "open_windows": [_plain(window) for window in windows]}))
+        return
+    if not windows:
+        _print("flexstream stopped: everything received was processed, no window was open")
+        return
+    _print(
+        f"flexstream stopped: everything received was processed; {len(windows)} windows were still open, "
+        "and their partial results are gone (replay the rows since their start to get them):"
+    )
+    for window in windows[:SHOWN_WINDOWS]:
+        _print(f"  {describe_window(window)}")
+    if len(windows) > SHOWN_WINDOWS:
+        _print(f"  and {len(windows) - SHOWN_WINDOWS} more")
+
+
+def describe_window(window: Any) -> str:
+    """One open window in words, whatever form the engine gave it."""
+    if isinstance(window, Mapping):
+        return ", ".join(f"{key} {value}" for key, value in window.items())
+    return " ".join(map(str, window)) if isinstance(window, tuple | list) else str(window)
+
+
+def _plain(window: Any) -> Any:
+    if isinstance(window, Mapping):
+        return {str(key): _plain(value) for key, value in window.items()}
+    if isinstance(window, tuple | list):
+        return [_plain(value) for value in window]
+    return window if isinstance(window, str | int | float | bool | None) else str(window)
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, file=sys.stdout, flush=True)
+    except OSError:
+        log.info("output_closed", extra={"fields": {"line": line}})  # the reader of our output went away

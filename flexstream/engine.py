@@ -1,0 +1,608 @@
+"""The engine: streams and queries in, native workers underneath, results out. Embedded here, served by the daemon.
+
+    with Engine(workers=2) as engine:
+        engine.add(stream)
+        engine.submit(query)
+        engine.feed("ads", rows)
+        engine.finish()
+        for batch in engine.results("ysb"): ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flexstream.acceptor import Acceptor, StreamPort
+from flexstream.collector import Collector, Feed
+from flexstream.cython_ext.allocator import Allocator
+from flexstream.cython_ext.lowering import lower
+from flexstream.cython_ext.partition import by_group
+from flexstream.cython_ext.queries import QueryState
+from flexstream.cython_ext.worker import Worker, make_reader_fd, now_ns
+from flexstream.engine_status import engine_status
+from flexstream.errors import EngineError, QueryError
+from flexstream.nic.user import UserNic
+from flexstream.query import Query
+from flexstream.result_rows import LateRows, ResultRows
+from flexstream.sessions import FEED, Session, StreamSessions
+from flexstream.state.result_log import ResultLog
+from flexstream.stream import Stream
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DEFAULT_STATE_BYTES = 4 << 30
+FEED_IN_FLIGHT_BYTES = 64 << 20
+TICK_S = 0.1
+
+
+@dataclass(eq=False)
+class RunningStream:
+    stream: Stream
+    index: int
+    handles: list[Any]
+    sessions: StreamSessions
+    feeder: Session | None = None
+    fed_until: int | None = None  # largest event time fed so far
+
+    @property
+    def port(self) -> StreamPort:
+        return StreamPort(self.stream, self.index, self.sessions, self.handles)
+
+
+@dataclass(eq=False)
+class RunningQuery:
+    query: Query
+    number: int
+    stream: RunningStream
+    states: list[Any]  # QueryState per worker
+    results: Feed
+    late: Feed
+    log: ResultLog
+    late_log: ResultLog
+    gone: set[int] = field(default_factory=set)
+    dropped: threading.Event = field(default_factory=threading.Event)
+
+
+class Engine:
+    """Runs queries over streams on native workers, one per core.
+
+    workers: how many, or the list of cores to pin them to. groups: G, the number of key groups. data_dir: where
+    result logs live (None: in memory). listen: "host:port" of the data port (port 0: any; None: no port); other
+    hosts than loopback need `token`. idle_timeout_s: a producer silent for so long stops holding the watermark.
+    session_timeout_s: a producer whose connection broke is waited for so long. state_memory_bytes: cap on window
+    state over all workers; rows that need a new key past it are rejected and counted. pin=False leaves the
+    threads to the scheduler. expected_producers: nothing fires before so many have registered.
+
+    All methods are thread-safe. Raises EngineError: cores that do not exist, ports in use, unknown names.
+    """
+
+    def __init__(
+        self,
+        workers: int | list[int] = 1,
+        *,
+        groups: int = 128,
+        data_dir: str | Path | None = None,
+        listen: str | None = None,
+        nic: str = "user",
+        token: str | None = None,
+        idle_timeout_s: float = 30.0,
+        session_timeout_s: float = 60.0,
+        hello_timeout_s: float = 5.0,
+        max_pending_hello: int = 1024,
+        max_sessions: int = 256,
+        frame_bytes: int = 32768,
+        state_memory_bytes: int = DEFAULT_STATE_BYTES,
+        busy_poll: bool = False,
+        pin: bool = True,
+        retention_bytes: int | None = None,
+        retention_s: float | None = None,
+        expected_producers: int = 0,
+    ) -> None:
+        cpus = _cores(workers)
+        if not 1 <= groups <= 65_534:
+            raise EngineError(f"groups={groups} must be from 1 to 65534", code="bad_groups")
+        if not 4096 <= frame_bytes <= 1 << 20:
+            raise EngineError(f"frame_bytes={frame_bytes} must be from 4096 to 1048576", code="bad_frame_bytes")
+        if nic not in ("user", "auto"):
+            raise EngineError(f"nic={nic!r} is not there yet", code="bad_nic", hint="use nic='user'")
+        self.groups = groups
+        self.frame_bytes = frame_bytes
+        self.state = "running"
+        self._data_dir = Path(data_dir) if data_dir is not None else None
+        self._retention = {"retention_bytes": retention_bytes, "retention_s": retention_s}
+        self._idle_timeout_s = idle_timeout_s
+        self._session_timeout_s = session_timeout_s
+        self._max_sessions = max_sessions
+        self._expected_producers = expected_producers
+        self._lock = threading.RLock()
+        self._streams: dict[str, RunningStream] = {}
+        self._queries: dict[str, RunningQuery] = {}
+        self._by_number: dict[int, RunningQuery] = {}
+        self._feeding = threading.Lock()
+        self._in_flight: list[tuple[Any, int, Any, int]] = []
+        self._pongs: dict[int, tuple[set[int], threading.Event]] = {}
+        self._next_number = 1
+        self.started_at = time.monotonic()
+        self._acceptor: Acceptor | None = None
+        self._closed = False
+        self.nic = UserNic(groups, cpus if pin else [None] * len(cpus), group_rows=self._group_rows)
+        self._reader_fd = make_reader_fd()
+        self._allocator = Allocator()
+        self.workers = [
+            Worker(
+                index,
+                cpu if pin else -1,
+                self._allocator,
+                frame_bytes=frame_bytes,
+                state_bytes=state_memory_bytes // len(cpus),
+                reader_fd=self._reader_fd,
+                busy_poll=busy_poll,
+            )
+            for index, cpu in enumerate(cpus)
+        ]
+        self.collector = Collector(
+            self.workers,
+            {
+                "closed": self._connection_closed,
+                "session_done": lambda worker, stream, slot: self._stream_at(stream).sessions.done_on(slot, worker),
+                "session_awake": lambda worker, stream, slot: self._stream_at(stream).sessions.awake(slot),
+                "query_gone": self._query_gone,
+                "pong": self._pong,
+            },
+        )
+        if listen is not None:
+            host, port = _address(listen, token)
+            self._acceptor = Acceptor(
+                self, host, port, token=token, hello_timeout_s=hello_timeout_s, max_pending=max_pending_hello
+            )
+        for worker in self.workers:
+            worker.start()
+        self.collector.start()
+        if self._acceptor is not None:
+            self._acceptor.start()
+        self._stop_ticking = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="fs-sessions", daemon=True)
+        self._ticker.start()
+
+    # -- streams and queries
+
+    def add(self, stream: Stream) -> None:
+        """Make a stream known. Adding an equal one again does nothing."""
+        with self._lock:
+            self._check_open()
+            known = self._streams.get(stream.name)
+            if known is not None:
+                if known.stream == stream:
+                    return
+                raise EngineError(
+                    f"stream {stream.name!r} exists with another definition",
+                    code="stream_exists",
+                    hint="give the new one another name",
+                )
+            if len(self._streams) == 64:
+                raise EngineError("an engine has at most 64 streams", code="too_many_streams")
+            index = len(self._streams)
+            placement = self.placement()
+            handles = [w.add_stream(stream, index, placement, self._max_sessions) for w in self.workers]
+            sessions = StreamSessions(index, self.workers, self._max_sessions, self._expected_producers)
+            self._streams[stream.name] = RunningStream(stream, index, handles, sessions)
+
+    def submit(self, query: Query) -> None:
+        """Start a query; it sees the rows that come from now on. Its stream is added if it is not known yet."""
+        bound = query.bound()
+        lowered = lower(bound)
+        with self._lock:
+            self._check_open()
+            if query.name in self._queries:
+                raise EngineError(
+                    f"query {query.name!r} is running already",
+                    code="query_exists",
+                    hint="cancel it first, or give this one another name",
+                )
+            self.add(query.stream)
+            stream = self._streams[query.stream.name]
+            if sum(q.stream is stream for q in self._queries.values()) >= 64:
+                raise EngineError("a stream has at most 64 queries", code="too_many_queries")
+            number = self._next_number
+            self._next_number += 1
+            states = [QueryState(number, bound, lowered, self.groups, self._allocator) for _ in self.workers]
+            rows, late_rows = ResultRows(bound), LateRows(stream.stream)
+            log, late_log = self._open_log("results", query.name, rows), self._open_log("late", query.name, late_rows)
+            running = RunningQuery(
+                query, number, stream, states, Feed(query.name, rows, log), Feed(query.name, late_rows, late_log),
+                log, late_log,
+            )  # fmt: skip
+            self.collector.add_query(number, running.results, running.late)
+            self._queries[query.name] = running
+            self._by_number[number] = running
+            for worker, state in zip(self.workers, states, strict=True):
+                worker.add_query(stream.index, state)
+
+    def _open_log(self, kind: str, name: str, rows: Any) -> ResultLog:
+        directory = self._data_dir / kind / name if self._data_dir is not None else None
+        return ResultLog(directory, rows.schema, **self._retention)  # type: ignore[arg-type]
+
+    def cancel(self, name: str) -> None:
+        """Stop a query. Windows that have not fired are dropped; its result log stays on disk."""
+        with self._lock:
+            self._check_open()
+            running = self._running(name)
+            del self._queries[name]
+            for worker, state in zip(self.workers, running.states, strict=True):
+                worker.drop_query(running.stream.index, state)
+        running.dropped.wait(10)
+        self.collector.remove_query(running.number)
+        running.log.close()
+        running.late_log.close()
+
+    def _query_gone(self, worker: int, number: int, refused: int) -> None:
+        running = self._by_number[number]
+        running.gone.add(worker)
+        if len(running.gone) == len(self.workers):
+            del self._by_number[number]
+            running.dropped.set()
+
+    @property
+    def streams(self) -> dict[str, Stream]:
+        with self._lock:
+            return {name: running.stream for name, running in self._streams.items()}
+
+    @property
+    def queries(self) -> dict[str, Query]:
+        with self._lock:
+            return {name: running.query for name, running in self._queries.items()}
+
+    # -- rows in
+
+    def feed(
+        self, stream: str, rows: Any, *, group: int | None = None, watermark: int | bool | None = None
+    ) -> None:
+        """Rows without a socket: a numpy structured array, an Arrow batch, a data frame, a list of dicts.
+
+        They are copied and grouped by key; blocks when the workers are behind. With `group` all rows must be of
+        that group: they are then read in place, and the call returns when they have been processed. The watermark
+        follows the largest event time minus the stream's max_disorder, unless `watermark` gives one, in units of
+        the time field (False: leave it as it is).
+        """
+        with self._feeding:
+            self._check_open()
+            running = self._stream(stream)
+            packed = running.stream.schema.pack(rows)
+            if running.feeder is None or running.feeder.ended.is_set():
+                running.feeder = running.sessions.register(FEED, 0, "in-process")
+            slot = running.feeder.slot
+            flat = packed.view(np.uint8).reshape(-1) if len(packed) else np.empty(0, np.uint8)
+            if group is not None:
+                self._feed_group(running, slot, flat, group)
+            else:
+                self._feed_mixed(running, slot, flat)
+            if watermark is None and len(packed):
+                latest = int(packed[running.stream.time].max())
+                running.fed_until = latest if running.fed_until is None else max(latest, running.fed_until)
+                watermark = running.fed_until - running.stream.max_disorder
+            if watermark is not None and watermark is not False:
+                for worker in self.workers:
+                    worker.session_watermark(running.index, slot, int(watermark))
+
+    def _feed_group(self, running: RunningStream, slot: int, flat: Any, group: int) -> None:
+        if not 0 <= group < self.groups:
+            raise EngineError(f"group={group} must be from 0 to {self.groups - 1}", code="bad_group")
+        row_bytes = running.stream.schema.row_bytes
+        if len(flat) and running.stream.group_of(flat[:row_bytes].view(running.stream.schema.dtype), self.groups)[0] != group:
+            raise EngineError(
+                f"the first row is not of group {group}", code="wrong_group", hint="leave out group= for mixed rows"
+            )
+        worker = self.workers[self.placement()[group]]
+        ticket = worker.feed(running.index, group, slot, flat, row_bytes)
+        self._wait_fed(worker, ticket)
+
+    def _feed_mixed(self, running: RunningStream, slot: int, flat: Any) -> None:
+        row_bytes = running.stream.schema.row_bytes
+        step = max(1, FEED_IN_FLIGHT_BYTES // 4 // row_bytes) * row_bytes
+        placement = self.placement()
+        for start in range(0, len(flat), step):
+            part = flat[start : start + step]
+            ordered, offsets = by_group(part, row_bytes, running.stream.key_hasher, self.groups)
+            ends = (offsets * row_bytes).tolist()
+            tickets: dict[int, int] = {}
+            for group in range(self.groups):
+                if ends[group + 1] > ends[group]:
+                    owner = placement[group]
+                    piece = ordered[ends[group] : ends[group + 1]]
+                    tickets[owner] = self.workers[owner].feed(running.index, group, slot, piece, row_bytes)
+            for owner, ticket in tickets.items():
+                self._in_flight.append((self.workers[owner], ticket, ordered, len(ordered)))
+            self._release_fed()
+
+    def _release_fed(self) -> None:
+        """Forget buffers that were worked off; wait while too much is under way."""
+        self._in_flight = [item for item in self._in_flight if item[0].fed < item[1]]
+        while sum(item[3] for item in self._in_flight) > FEED_IN_FLIGHT_BYTES:
+            worker, ticket, _, _ = self._in_flight.pop(0)
+            self._wait_fed(worker, ticket)
+
+    def _wait_fed(self, worker: Any, ticket: int) -> None:
+        while not worker.wait_fed(ticket, 0.2):
+            if worker.ended:
+                raise EngineError("the engine was closed while it was fed", code="closed")
+            if self.collector.failure is not None:
+                raise EngineError(f"the collector failed: {self.collector.failure}", code="failed")
+
+    def finish(self, timeout: float | None = None) -> None:
+        """End of stream for what was fed: waits until every session has ended and every window has fired.
+
+        Raises EngineError when `timeout` seconds pass first; it names the producers that are still there.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._feeding:
+            for running in list(self._streams.values()):
+                if running.feeder is not None and not running.feeder.ended.is_set():
+                    running.sessions.end(running.feeder, None)
+                running.fed_until = None
+            self._in_flight = [item for item in self._in_flight if item[0].fed < item[1]]
+        while any(left := {name: s.sessions.all() for name, s in self._streams.items() if s.sessions.all()}):
+            if deadline is not None and time.monotonic() > deadline:
+                who = [f"{s.producer} ({s.state}) on {name}" for name, each in left.items() for s in each]
+                raise EngineError(
+                    f"not finished after {timeout:g} s: {', '.join(who)}",
+                    code="not_finished",
+                    hint="close these producers, or wait longer",
+                )
+            self._check_collector()
+            next(iter(left.values()))[0].ended.wait(0.05)
+        self._barrier(deadline)
+        with self._feeding:
+            self._in_flight.clear()
+
+    def _barrier(self, deadline: float | None = None) -> None:
+        """Wait until every worker has worked off its mailbox and all it has reported is in the logs."""
+        with self._lock:
+            tag = self._next_number
+            self._next_number += 1
+            reached = threading.Event()
+            self._pongs[tag] = (set(), reached)
+            for worker in self.workers:
+                worker.ping(tag)
+        while not reached.wait(0.2):
+            self._check_collector()
+            if deadline is not None and time.monotonic() > deadline:
+                raise EngineError("workers did not answer in time", code="not_finished")
+            if all(worker.ended for worker in self.workers):
+                break
+        self._pongs.pop(tag, None)
+
+    def _pong(self, worker: int, tag: int) -> None:
+        waiting = self._pongs.get(tag)
+        if waiting is not None:
+            waiting[0].add(worker)
+            if len(waiting[0]) == len(self.workers):
+                waiting[1].set()
+
+    # -- results out
+
+    def results(
+        self, name: str, offset: int = 0, *, follow: bool = False, timeout: float | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The query's results from `offset` on. Ends with what is there, or with `follow` when the query is
+        cancelled, the engine closes, or nothing comes for `timeout` seconds."""
+        return _read(self.result_log(name), offset, follow, timeout, lambda: self._closed)
+
+    def late(
+        self, name: str, offset: int = 0, *, follow: bool = False, timeout: float | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows that came too late for the query: the stream's fields and the watermark that had passed."""
+        return _read(self._running(name).late_log, offset, follow, timeout, lambda: self._closed)
+
+    def on_results(self, name: str, callback: Callable[[pa.RecordBatch], None]) -> None:
+        """Call back with every batch of new results, after it is in the log. A slow callback slows the engine."""
+        self._running(name).results.callbacks.append(callback)
+
+    def result_log(self, name: str) -> ResultLog:
+        return self._running(name).log
+
+    def late_log(self, name: str) -> ResultLog:
+        return self._running(name).late_log
+
+    # -- what others ask of it
+
+    @property
+    def data_address(self) -> tuple[str, int] | None:
+        return self._acceptor.address if self._acceptor is not None else None
+
+    @property
+    def acceptor(self) -> Acceptor | None:
+        return self._acceptor
+
+    def running(self) -> tuple[list[RunningStream], list[RunningQuery]]:
+        with self._lock:
+            return list(self._streams.values()), list(self._queries.values())
+
+    def port_of(self, stream: str) -> StreamPort | None:
+        running = self._streams.get(stream)
+        return running.port if running is not None else None
+
+    def placement(self) -> list[int]:
+        return list(self.nic.placement())
+
+    def nic_facts(self) -> dict[str, Any]:
+        return self.nic.describe()
+
+    def status(self) -> dict[str, Any]:
+        """Everything that there is to know, as plain data (docs/operations.md)."""
+        return engine_status(self)
+
+    def _group_rows(self) -> list[int]:
+        totals = np.zeros(self.groups, np.int64)
+        for running in list(self._streams.values()):
+            for handle in running.handles:
+                totals += np.array(handle.counters()["groups"], np.int64)
+        return [int(n) for n in totals]
+
+    # -- life
+
+    def drain(self, timeout: float | None = None) -> list[dict[str, Any]]:
+        """Stop accepting, work off what was received, write all results; returns the windows still open.
+
+        The engine is closed afterwards. Past `timeout` seconds what is left is dropped.
+        """
+        with self._lock:
+            if self._closed:
+                return []
+            self._closed = True
+            self.state = "draining"
+        deadline = time.monotonic() + (30.0 if timeout is None else timeout)
+        if self._acceptor is not None:
+            self._acceptor.stop_accepting()
+        self._stop_ticking.set()
+        for worker in self.workers:
+            worker.stop(drain=True)
+        while not all(worker.ended for worker in self.workers) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        for worker in self.workers:
+            if not worker.ended:
+                worker.stop_now()
+        for worker in self.workers:
+            worker.join()
+        self.collector.stop()
+        self.collector.join(timeout=max(1.0, deadline - time.monotonic()))
+        if self._acceptor is not None:
+            self._acceptor.stop()
+        self._ticker.join(timeout=2)
+        windows = self._open_windows()
+        for running in self._queries.values():
+            running.log.close()
+            running.late_log.close()
+        self._allocator.stop()
+        for worker in self.workers:
+            worker.release()
+        os.close(self._reader_fd)
+        self.state = "stopped"
+        return windows
+
+    def _open_windows(self) -> list[dict[str, Any]]:
+        found = []
+        for name, running in self._queries.items():
+            ends = [end for state in running.states for end in state.open_ends().values()]
+            if ends:
+                found.append({"query": name, "groups": len(ends), "first_end": min(ends), "last_end": max(ends)})
+        return found
+
+    def close(self) -> None:
+        """Work off what was received, then stop. Windows that have not fired are dropped: call finish() first."""
+        self.drain(10.0)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _tick(self) -> None:
+        """Sessions that went silent stop counting; sessions that broke and did not come back end."""
+        while not self._stop_ticking.wait(TICK_S):
+            drained = min(worker.stats()["drained_ns"] for worker in self.workers)
+            for running in list(self._streams.values()):
+                running.sessions.expire(self._session_timeout_s)
+                for session in running.sessions.all():
+                    seen = max(handle.seen_ns(session.slot) for handle in running.handles)
+                    silent_ns = min(drained, now_ns()) - seen
+                    if session.state == "live" and seen and silent_ns > self._idle_timeout_s * 1e9:
+                        running.sessions.set_idle(session)
+
+    def _connection_closed(
+        self, worker: int, number: int, fd: int, stream: int, group: int, slot: int, why: int, ended: bool, rows: int
+    ) -> None:
+        if self._acceptor is None:
+            os.close(fd)
+        else:
+            self._acceptor.connection_closed(self._stream_at(stream).port, fd, group, slot, why, ended)
+
+    def _stream_at(self, index: int) -> RunningStream:
+        return next(running for running in self._streams.values() if running.index == index)
+
+    def _stream(self, name: str) -> RunningStream:
+        with contextlib.suppress(KeyError):
+            return self._streams[name]
+        raise EngineError(
+            f"no stream {name!r}", code="unknown_stream", hint=f"there is {', '.join(self._streams) or 'none yet'}"
+        )
+
+    def _running(self, name: str) -> RunningQuery:
+        with self._lock, contextlib.suppress(KeyError):
+            return self._queries[name]
+        raise QueryError(
+            f"no query {name!r}", code="unknown_query", hint=f"there is {', '.join(self._queries) or 'none yet'}"
+        )
+
+    def _check_collector(self) -> None:
+        if self.collector.failure is not None:
+            raise EngineError(f"the collector failed: {self.collector.failure}", code="failed")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed", code="closed")
+
+
+def _read(
+    log: ResultLog, offset: int, follow: bool, timeout: float | None, closed: Callable[[], bool]
+) -> Iterator[pa.RecordBatch]:
+    quiet_since = time.monotonic()
+    while True:
+        batches = log.read(offset)
+        for batch in batches:
+            offset += batch.num_rows
+            yield batch
+        if batches:
+            quiet_since = time.monotonic()
+        elif not follow or closed():
+            return
+        elif timeout is not None and time.monotonic() - quiet_since >= timeout:
+            return
+        else:
+            log.wait(offset, 0.2)
+
+
+def _cores(workers: int | list[int]) -> list[int]:
+    allowed = sorted(os.sched_getaffinity(0))
+    if isinstance(workers, int):
+        if workers < 1:
+            raise EngineError(f"workers={workers} must be at least 1", code="bad_workers")
+        return [allowed[index % len(allowed)] for index in range(workers)]
+    missing = [cpu for cpu in workers if cpu not in allowed]
+    if missing or not workers:
+        raise EngineError(
+            f"workers={workers}: core {', '.join(map(str, missing)) or '(none given)'} does not exist here or is not allowed",
+            code="bad_core",
+            hint=f"this process may use {', '.join(map(str, allowed))}",
+        )
+    return list(workers)
+
+
+def _address(listen: str, token: str | None) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if not port.isdecimal() or not host or int(port) > 65535:
+        raise EngineError(f"listen={listen!r} must be host:port", code="bad_address", hint="127.0.0.1:7400")
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+        host = "127.0.0.1" if loopback else host
+    if not loopback and not token:
+        raise EngineError(
+            f"listening on {host} needs a token: everybody who reaches it could send",
+            code="needs_token",
+            hint="give token=, or listen on 127.0.0.1",
+        )
+    return host, int(port)

@@ -1,0 +1,110 @@
+"""What `status` says: counters of workers, streams, queries and connections, put together without stopping any."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flexstream.engine import Engine, RunningQuery, RunningStream
+    from flexstream.sessions import Session
+
+_PRIVATE = ("busy_ns", "drained_ns")
+_FOREVER = (1 << 63) - 1
+
+
+def engine_status(engine: Engine) -> dict[str, Any]:
+    streams, queries = engine.running()
+    acceptor = engine.acceptor
+    workers = [worker.stats() for worker in engine.workers]
+    return {
+        "uptime_s": round(time.monotonic() - engine.started_at, 3),
+        "groups": engine.groups,
+        "state": "failed" if engine.collector.failure is not None else engine.state,
+        "nic": engine.nic_facts(),
+        "placement": engine.placement(),
+        "workers": [{name: value for name, value in w.items() if name not in _PRIVATE} for w in workers],
+        "streams": {running.stream.name: stream_status(running) for running in streams},
+        "queries": {running.query.name: query_status(running) for running in queries},
+        "connections": {
+            "open": sum(w["connections"] for w in workers),
+            "accepted": acceptor.accepted if acceptor else 0,
+            "pending_hello": acceptor.pending if acceptor else 0,
+            "misaligned": acceptor.misaligned if acceptor else 0,
+            "closed": dict(acceptor.closed) if acceptor else {},
+        },
+        "latency": engine.collector.latencies.summary(),
+    }
+
+
+def stream_status(running: RunningStream) -> dict[str, Any]:
+    # Workers count a row as received before they apply it: read the outcomes first, so that nothing is negative.
+    parts = [handle.counters() for handle in running.handles]
+    done = {name: sum(part[name] for part in parts) for name in ("applied", "late", "rejected")}
+    received = sum(handle.counters()["received"] for handle in running.handles)
+    groups = [sum(values) for values in zip(*(part["groups"] for part in parts), strict=True)]
+    watermarks = [w for handle in running.handles for w in handle.watermarks().values()]
+    sessions = [_session(running, session) for session in running.sessions.all()]
+    counting = [s for s in sessions if s["state"] in ("live", "broken")]
+    least = min((s["watermark"] for s in counting if s["watermark"] is not None), default=None)
+    return {
+        "ledger": {
+            "received": received,
+            **done,
+            "staged": 0,
+            "in_flight": received - sum(done.values()),
+        },
+        "groups": groups,
+        "watermark": {
+            "min": min(watermarks, default=None),
+            "max": max(watermarks, default=None),
+        },
+        "held_by": [
+            {"producer": s["producer"], "peer": s["peer"], "watermark": s["watermark"], "idle": s["state"] == "idle"}
+            for s in counting
+            if s["watermark"] is None or s["watermark"] == least
+        ],
+        "sessions": sessions,
+        "sessions_ended": running.sessions.completed,
+        "sessions_expired": running.sessions.expired,
+    }
+
+
+def _session(running: RunningStream, session: Session) -> dict[str, Any]:
+    marks = [handle.session_watermark(session.slot) for handle in running.handles]
+    least = None if None in marks else min(marks)
+    return {
+        "producer": session.producer,
+        "epoch": session.epoch,
+        "state": session.state,
+        "peer": session.peer,
+        "watermark": None if least == _FOREVER else least,
+        "connections": session.connections,
+    }
+
+
+def query_status(running: RunningQuery) -> dict[str, Any]:
+    parts = [state.counters() for state in running.states]
+    rejected: Counter[str] = Counter()
+    for part in parts:
+        rejected.update(part["rejected"])
+    error = next((state.failed for state in running.states if state.failed), None)
+    totals = {
+        name: sum(part[name] for part in parts)
+        for name in ("rows", "filtered", "late", "windows_fired", "results", "open_windows")
+    }
+    return {
+        "stream": running.stream.stream.name,
+        "state": "failed" if error else "running",
+        "error": error,
+        "variant": "generic",
+        **totals,
+        "rejected": dict(rejected),
+        "log": {
+            "first_offset": running.log.first_offset,
+            "next_offset": running.log.next_offset,
+            "bytes": running.log.bytes,
+            "error": running.results.error or running.late.error,
+        },
+    }

@@ -1,0 +1,191 @@
+"""Producers' sessions on one stream: who is registered, in which slot, and whether it still counts.
+
+A session is a producer's life on a stream. It gets a slot, which is its index in the workers' arrays, and keeps it
+through reconnects until it has ended on every worker. Workers own the watermarks; this is the book that says which
+slots are in use and why.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flexstream.wire import ErrorCode
+
+FEED = "feed"  # the producer name of rows that are fed in-process
+
+
+class SessionRefused(Exception):
+    """A producer that may not register; `code` goes into the ERROR frame."""
+
+    def __init__(self, code: ErrorCode, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint = code, message, hint
+
+
+@dataclass(eq=False)
+class Session:
+    producer: str
+    epoch: int
+    slot: int
+    peer: str
+    state: str = "live"  # live | idle | broken | ending | ended
+    connections: int = 0
+    control: object | None = None  # the control connection that speaks for it now
+    broken_at: float = 0.0  # when its control connection was lost; 0: it was not
+    done_on: set[int] = field(default_factory=set)
+    ended: threading.Event = field(default_factory=threading.Event)
+    on_ended: list[Callable[[], None]] = field(default_factory=list)
+
+
+class StreamSessions:
+    """The sessions of one stream over all workers. Thread-safe.
+
+    `workers` take the orders register_session, end_session, session_idle, free_session and hold.
+    """
+
+    def __init__(
+        self, index: int, workers: list[Any], max_sessions: int, expected_producers: int = 0
+    ) -> None:
+        self._index = index
+        self._workers = workers
+        self._max = max_sessions
+        self._lock = threading.RLock()
+        self._by_producer: dict[str, Session] = {}
+        self._by_slot: dict[int, Session] = {}
+        self._expected = expected_producers
+        self._seen: set[str] = set()
+        self.expired = 0
+        self.completed = 0
+        if expected_producers > 0:
+            for worker in workers:
+                worker.hold(index, True)
+
+    def register(self, producer: str, epoch: int, peer: str, control: object | None = None) -> Session:
+        """Register, or come back. Raises SessionRefused: stale epoch, ending already, no slot left."""
+        with self._lock:
+            session = self._by_producer.get(producer)
+            if session is None:
+                session = self._new(producer, epoch, peer)
+            elif epoch < session.epoch:
+                raise SessionRefused(
+                    ErrorCode.STALE_EPOCH,
+                    f"producer {producer} came with epoch {epoch}, but {session.epoch} is known",
+                    "another instance with this producer id has taken over",
+                )
+            elif session.state == "ending":
+                raise SessionRefused(
+                    ErrorCode.NO_SESSION, f"the session of producer {producer} is ending", "try again"
+                )
+            session.epoch = epoch
+            session.peer = peer
+            session.control = control
+            session.broken_at = 0.0
+            self._wake(session)
+            return session
+
+    def _new(self, producer: str, epoch: int, peer: str) -> Session:
+        slot = next((slot for slot in range(self._max) if slot not in self._by_slot), None)
+        if slot is None:
+            raise SessionRefused(
+                ErrorCode.TOO_MANY_SESSIONS,
+                f"all {self._max} sessions of the stream are in use",
+                "raise max_sessions, or let finished producers close",
+            )
+        session = Session(producer, epoch, slot, peer)
+        self._by_producer[producer] = session
+        self._by_slot[slot] = session
+        for worker in self._workers:
+            worker.register_session(self._index, slot)
+        self._seen.add(producer)
+        if self._expected and len(self._seen) >= self._expected:
+            self._expected = 0
+            for worker in self._workers:
+                worker.hold(self._index, False)
+        return session
+
+    def _wake(self, session: Session) -> None:
+        if session.state == "idle":
+            for worker in self._workers:
+                worker.session_idle(self._index, session.slot, False)
+        session.state = "live"
+
+    def find(self, producer: str) -> Session | None:
+        with self._lock:
+            return self._by_producer.get(producer)
+
+    def at(self, slot: int) -> Session | None:
+        with self._lock:
+            return self._by_slot.get(slot)
+
+    def all(self) -> list[Session]:
+        with self._lock:
+            return list(self._by_slot.values())
+
+    def end(self, session: Session, except_groups: bytes | None) -> None:
+        """The session has ended for all groups but those in the bitmap, which end on their own connections."""
+        with self._lock:
+            if session.state not in ("ending", "ended"):
+                session.state = "ending"
+            for worker in self._workers:
+                worker.end_session(self._index, session.slot, except_groups)
+
+    def broken(self, session: Session, control: object) -> None:
+        """Its control connection is gone without an EOS. It goes on holding its groups until the time-out."""
+        with self._lock:
+            if session.control is not control or session.state not in ("live", "idle", "ending"):
+                return
+            session.broken_at = time.monotonic()
+            if session.state != "ending":
+                self._wake(session)
+                session.state = "broken"
+
+    def done_on(self, slot: int, worker: int) -> None:
+        """A worker has seen the session's end in all of its groups."""
+        with self._lock:
+            session = self._by_slot.get(slot)
+            if session is None:
+                return
+            session.done_on.add(worker)
+            if len(session.done_on) < len(self._workers):
+                return
+            session.state = "ended"
+            del self._by_slot[slot]
+            del self._by_producer[session.producer]
+            self.completed += 1
+            for each in self._workers:
+                each.free_session(self._index, slot)
+        session.ended.set()
+        for notify in session.on_ended:
+            notify()
+
+    def awake(self, slot: int) -> None:
+        """A worker heard of an idle session: it counts again everywhere."""
+        with self._lock:
+            session = self._by_slot.get(slot)
+            if session is not None and session.state == "idle":
+                self._wake(session)
+
+    def set_idle(self, session: Session) -> None:
+        with self._lock:
+            if session.state == "live":
+                session.state = "idle"
+                for worker in self._workers:
+                    worker.session_idle(self._index, session.slot, True)
+
+    def expire(self, timeout_s: float) -> list[Session]:
+        """End the sessions that have been broken for longer than the time-out; returns them."""
+        with self._lock:
+            now = time.monotonic()
+            late = [
+                s
+                for s in self._by_slot.values()
+                if s.state in ("broken", "ending") and s.broken_at and now - s.broken_at > timeout_s
+            ]
+            for session in late:
+                self.expired += 1
+                self.end(session, None)
+            return late

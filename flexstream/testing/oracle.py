@@ -1,0 +1,254 @@
+"""What a query means, row by row in plain Python: slow, obvious, and sharing nothing with what it checks.
+
+It works on the plan as written (not on its bound form), keeps every row of every window in a list, and works
+the aggregates out at the end from those lists.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flexstream import expr as e
+from flexstream.errors import QueryError
+from flexstream.query import Filter, Map, Query
+
+I64_MIN, I64_MAX = -(2**63), 2**63 - 1
+END_OF_TIME = math.inf
+
+Row = dict[str, Any]
+WindowKey = tuple[int, tuple[Any, ...]]
+
+
+class RowError(Exception):
+    """This row cannot be computed: the query rejects it. The argument is the reason that is counted."""
+
+
+@dataclass
+class OracleResult:
+    """`windows`: (window start, key values) -> aggregate values after the last row.
+
+    Times are in the unit of the time field. `applied`, `late`, `rejected` and `filtered` hold positions of
+    input rows, and every position is in exactly one of them. `revisions`: how often a window's result changed
+    after it fired, when each late row is an update of its own (an engine may take several together).
+    """
+
+    windows: dict[WindowKey, dict[str, Any]] = field(default_factory=dict)
+    applied: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    filtered: list[int] = field(default_factory=list)
+    rejected: dict[int, str] = field(default_factory=dict)
+    revisions: dict[WindowKey, int] = field(default_factory=dict)
+
+    @property
+    def rejected_by_reason(self) -> dict[str, int]:
+        return dict(Counter(self.rejected.values()))
+
+
+def run(
+    query: Query, rows: Any, watermarks: Mapping[int, int] | Iterable[tuple[int, int]] | None = None
+) -> OracleResult:
+    """The results of `query` over `rows` in order of arrival, after the end of the stream.
+
+    `watermarks` are (position, watermark): before the row at that position the watermark rises to that time.
+    A watermark never goes back. Without any, nothing is late. Raises QueryError (`overflow`) when an integer
+    sum does not fit 64 bits, which fails the query.
+    """
+    if query.window_spec is None or not query.aggregates:
+        raise QueryError(f"query {query.name!r} is not complete", code="incomplete")
+    stream = query.stream
+    size, slide = query.window_spec.size_ns // stream.unit_ns, query.window_spec.slide_ns // stream.unit_ns
+    lateness = query.allowed_lateness_ns // stream.unit_ns
+    packed = stream.schema.pack(rows)
+    pending = sorted(watermarks.items() if isinstance(watermarks, Mapping) else watermarks or [])
+    contents: dict[WindowKey, list[list[Any]]] = {}
+    result = OracleResult()
+    watermark: float = -math.inf
+
+    for position, values in enumerate(packed.tolist()):
+        while pending and pending[0][0] <= position:
+            watermark = max(watermark, pending.pop(0)[1])
+        row = dict(zip(stream.schema.names, values, strict=True))
+        key = tuple(_key_value(row[name]) for name in stream.key)
+        try:
+            arguments = _arguments(query, row)
+            if arguments is None:
+                result.filtered.append(position)
+                continue
+            starts = _window_starts(row[stream.time], size, slide)
+        except RowError as error:
+            result.rejected[position] = str(error)
+            continue
+        open_starts = [start for start in starts if start + size + lateness > watermark]
+        if not open_starts:
+            result.late.append(position)
+            continue
+        result.applied.append(position)
+        for start in open_starts:
+            window = (start, key)
+            if start + size <= watermark and window in contents:  # fired already: an update
+                result.revisions[window] = result.revisions.get(window, 0) + 1
+            contents.setdefault(window, []).append(arguments)
+
+    for window, collected in contents.items():
+        columns = zip(*collected, strict=True)
+        result.windows[window] = {
+            name: _aggregate(aggregate.fn, list(column))
+            for (name, aggregate), column in zip(query.aggregates.items(), columns, strict=True)
+        }
+    return result
+
+
+def _key_value(value: Any) -> Any:
+    if isinstance(value, float):
+        return math.nan if value != value else value + 0.0  # one NaN object, one zero: equal keys are one key
+    return value
+
+
+def _window_starts(time: int, size: int, slide: int) -> list[int]:
+    start = time // slide * slide  # floor, also before 1970
+    starts = []
+    while start + size > time:
+        if start < I64_MIN or start + size > I64_MAX:
+            raise RowError("time_range")
+        starts.append(start)
+        start -= slide
+    return starts
+
+
+def _arguments(query: Query, row: Row) -> list[Any] | None:
+    """The aggregates' arguments for a row, or None when a filter drops it."""
+    for step in query.steps:
+        if isinstance(step, Filter):
+            if not evaluate(step.expr, row):
+                return None
+        elif isinstance(step, Map):
+            row = {**row, **{name: evaluate(tree, row) for name, tree in step.columns.items()}}
+    return [
+        None if aggregate.arg is None else evaluate(aggregate.arg, row)
+        for aggregate in query.aggregates.values()
+    ]
+
+
+# -- expressions
+
+
+def evaluate(tree: e.Expr, row: Row) -> Any:
+    """The value of an expression on a row. Raises RowError."""
+    if isinstance(tree, e.Column):
+        value = row[tree.name]
+        return _integer(value) if isinstance(value, int) else value  # a u64 may not fit
+    if isinstance(tree, e.Literal):
+        return tree.value.rstrip(b"\0") if isinstance(tree.value, bytes) else tree.value
+    if isinstance(tree, e.Cast):
+        return _cast(evaluate(tree.arg, row), tree.to)
+    if isinstance(tree, e.Unary):
+        return _unary(tree.op, evaluate(tree.arg, row))
+    if isinstance(tree, e.Binary):
+        left = evaluate(tree.left, row)
+        if tree.op == "and":  # the right side is not computed when the left decides
+            return left and evaluate(tree.right, row)
+        if tree.op == "or":
+            return left or evaluate(tree.right, row)
+        return _binary(tree.op, left, evaluate(tree.right, row))
+    raise TypeError(f"{tree!r} is not an expression")
+
+
+def _integer(value: int) -> int:
+    if not I64_MIN <= value <= I64_MAX:
+        raise RowError("overflow")
+    return value
+
+
+def _cast(value: Any, to: str) -> Any:
+    if to == "f64":
+        return float(value)
+    if isinstance(value, float) and not -(2.0**63) <= value < 2.0**63:  # NaN is in no range
+        raise RowError("cast")
+    return int(value)  # towards zero
+
+
+def _unary(op: str, value: Any) -> Any:
+    if op == "not":
+        return not value
+    negated = -value if op == "neg" else abs(value)
+    return _integer(negated) if isinstance(value, int) else negated
+
+
+def _binary(op: str, left: Any, right: Any) -> Any:
+    if op in ("eq", "ne", "lt", "le", "gt", "ge"):
+        return _compare(op, left, right)
+    if op == "div" or isinstance(left, float) or isinstance(right, float):
+        left, right = float(left), float(right)
+    if op in ("div", "floordiv", "mod") and right == 0:
+        raise RowError("division_by_zero")
+    if op in ("floordiv", "mod"):
+        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+        return _integer(quotient) if op == "floordiv" else left - quotient * right
+    if op == "div":
+        return left / right
+    value = left + right if op == "add" else left - right if op == "sub" else left * right
+    return value if isinstance(value, float) else _integer(value)
+
+
+def _compare(op: str, left: Any, right: Any) -> bool:
+    """NaN equals itself and is greater than any number, as in Spark."""
+    if isinstance(left, float) or isinstance(right, float):
+        left, right = _orderable(float(left)), _orderable(float(right))
+    return {
+        "eq": left == right,
+        "ne": left != right,
+        "lt": op == "lt" and left < right,
+        "le": op == "le" and left <= right,
+        "gt": op == "gt" and left > right,
+        "ge": op == "ge" and left >= right,
+    }[op]
+
+
+def _orderable(value: float) -> tuple[bool, float]:
+    return (True, 0.0) if value != value else (False, value)
+
+
+# -- aggregates
+
+
+def _aggregate(fn: str, values: list[Any]) -> Any:
+    if fn == "count":
+        return len(values)
+    if fn in ("min", "max"):
+        choose = min if fn == "min" else max
+        return choose(
+            values, key=lambda value: _orderable(float(value)) if isinstance(value, float) else value
+        )
+    if fn == "stddev":
+        return _stddev([float(value) for value in values])
+    if isinstance(values[0], int):
+        total = sum(values)
+        if fn == "avg":
+            return total / len(values)
+        if not I64_MIN <= total <= I64_MAX:
+            raise QueryError(f"a sum of {total} does not fit 64 bits", code="overflow")
+        return total
+    return _float_sum(values) / (len(values) if fn == "avg" else 1)
+
+
+def _float_sum(values: list[float]) -> float:
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # infinities of both signs, or a sum past the largest float
+        return sum(values)
+
+
+def _stddev(values: list[float]) -> float | None:
+    if len(values) == 1:
+        return None
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    try:
+        return statistics.stdev(values)
+    except OverflowError:
+        return math.inf

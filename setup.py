@@ -1,0 +1,52 @@
+"""The Cython extensions. Everything else about the package is in pyproject.toml.
+
+Switches (environment): FLEXSTREAM_DEBUG=1, FLEXSTREAM_SANITIZE=thread|address, FLEXSTREAM_ANNOTATE=1,
+FLEXSTREAM_EXT=name,name to build only some extensions.
+"""
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+SOURCES = "flexstream/cython_ext"  # a symlink to cython_ext/: the import name, so that .pxd lookup works
+debug = os.environ.get("FLEXSTREAM_DEBUG") == "1"
+sanitize = os.environ.get("FLEXSTREAM_SANITIZE", "")
+only = [name for name in os.environ.get("FLEXSTREAM_EXT", "").split(",") if name]
+
+compile_args = ["-std=gnu11", "-march=x86-64-v2", "-pthread", "-Wall", "-Wno-unused-function"]
+compile_args += ["-O1", "-g"] if debug or sanitize else ["-O3"]
+link_args = ["-pthread"]
+if sanitize:
+    compile_args += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"]
+    link_args += [f"-fsanitize={sanitize}"]
+
+
+def extension(source: Path) -> Extension:
+    return Extension(
+        f"flexstream.cython_ext.{source.stem}",
+        [str(source)],
+        include_dirs=[f"{SOURCES}/includes"],
+        extra_compile_args=compile_args,
+        extra_link_args=link_args,
+    )
+
+
+names = sorted(Path(SOURCES).glob("*.pyx"))
+setup(
+    package_dir={"": "."},
+    ext_modules=cythonize(
+        [extension(source) for source in names if not only or source.stem in only],
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": debug,
+            "wraparound": False,
+            "cdivision": True,
+            "initializedcheck": False,
+        },
+        annotate=os.environ.get("FLEXSTREAM_ANNOTATE") == "1",
+        nthreads=2,
+        quiet=True,
+    ),
+)

@@ -1,0 +1,72 @@
+"""Shared by all tests: a time limit for each, a printed seed, and the folders of the project."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+LIMIT_S = 60
+SLOW_LIMIT_S = 280
+SHUTDOWN_S = 20  # after the limit, a test stuck in native code ends the whole run with all stacks
+
+os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(PROJECT / ".cache" / "hypothesis"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "time_limit(seconds): this test may take longer than the usual limit")
+    try:
+        from hypothesis import settings
+    except ImportError:
+        return
+    settings.register_profile("flexstream", deadline=None, print_blob=True)
+    settings.load_profile("flexstream")
+
+
+def _limit_of(item: pytest.Item) -> int:
+    marker = item.get_closest_marker("time_limit")
+    if marker is not None:
+        return int(marker.args[0])
+    return SLOW_LIMIT_S if item.get_closest_marker("slow") else LIMIT_S
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    limit = _limit_of(item)
+
+    def expired(signum: int, frame: FrameType | None) -> None:
+        faulthandler.dump_traceback(file=sys.__stderr__)
+        pytest.fail(f"{item.nodeid} took longer than its limit of {limit} s")
+
+    previous: Any = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(limit)
+    faulthandler.dump_traceback_later(limit + SHUTDOWN_S, exit=True, file=sys.__stderr__)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.fixture
+def seed() -> int:
+    """A fresh seed for each run, printed with a failure; FLEXSTREAM_SEED=n repeats a run."""
+    value = int(os.environ.get("FLEXSTREAM_SEED") or random.SystemRandom().randrange(2**32))
+    print(f"seed: FLEXSTREAM_SEED={value}")
+    return value
+
+
+@pytest.fixture(scope="session")
+def project() -> Path:
+    """The project's root folder."""
+    return PROJECT

@@ -1,0 +1,149 @@
+"""An engine with the real one's API and status, and no data path: results appear when a test emits them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import flexstream as fs
+from flexstream import col
+from flexstream.errors import EngineError
+from flexstream.state.result_log import ResultLog
+
+ADS = fs.Stream(
+    "ads",
+    {"event_time": "timestamp[ms]", "campaign_id": "i64", "event_type": "bytes[8]"},
+    key="campaign_id",
+    time="event_time",
+)
+VIEWS = ADS.query("ysb").filter(col("event_type") == b"view").window(fs.tumbling("10s")).agg(n=fs.count())
+
+
+def result_batch(query: fs.Query, first: int, count: int) -> pa.RecordBatch:
+    """Rows of an `n=count()` query over ADS whose campaign_id counts up from `first`."""
+    schema = query.result_schema()
+    numbers = np.arange(first, first + count, dtype=np.int64)
+    arrays = []
+    for field in schema:
+        width = field.type.bit_width // 8
+        values = numbers.astype(f"<i{width}")
+        arrays.append(pa.Array.from_buffers(field.type, count, [None, pa.py_buffer(values)]))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class FakeEngine:
+    def __init__(
+        self, data_dir: Path | None = None, *, groups: int = 8, listen: str | None = "127.0.0.1:7400"
+    ) -> None:
+        self.groups = groups
+        self.data_dir = data_dir
+        self.state = "running"
+        self.calls: list[str] = []
+        self.open_windows: list[Any] = []
+        self.late_rows: dict[str, list[pa.RecordBatch]] = {}
+        self.log_options: dict[str, Any] = {}
+        self._streams: dict[str, fs.Stream] = {}
+        self._queries: dict[str, fs.Query] = {}
+        self._logs: dict[str, ResultLog] = {}
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self.data_address = None if listen is None else ("127.0.0.1", int(listen.rpartition(":")[2]))
+
+    @property
+    def streams(self) -> dict[str, fs.Stream]:
+        return dict(self._streams)
+
+    @property
+    def queries(self) -> dict[str, fs.Query]:
+        return dict(self._queries)
+
+    def add(self, stream: fs.Stream) -> None:
+        self.calls.append(f"add {stream.name}")
+        with self._lock:
+            self._streams[stream.name] = stream
+
+    def submit(self, query: fs.Query) -> None:
+        self.calls.append(f"submit {query.name}")
+        if query.stream.name not in self._streams:
+            raise EngineError(f"no stream {query.stream.name}", code="unknown_stream", hint="add it first")
+        directory = self.data_dir / "results" / query.name if self.data_dir else None
+        result_log = ResultLog(directory, query.result_schema(), **self.log_options)
+        with self._lock:
+            self._queries[query.name] = query
+            self._logs[query.name] = result_log
+
+    def cancel(self, name: str) -> None:
+        self.calls.append(f"cancel {name}")
+        with self._lock:
+            del self._queries[name]
+            self._logs.pop(name).close()
+
+    def result_log(self, name: str) -> ResultLog:
+        return self._logs[name]
+
+    def emit(self, name: str, count: int) -> None:
+        """As if windows had fired: `count` result rows."""
+        result_log = self._logs[name]
+        result_log.append(result_batch(self._queries[name], result_log.next_offset, count))
+
+    def late(self, name: str, offset: int = 0) -> Iterator[pa.RecordBatch]:
+        for batch in self.late_rows.get(name, []):
+            yield batch.slice(min(offset, batch.num_rows))
+            offset = max(0, offset - batch.num_rows)
+
+    def drain(self, timeout: float | None = None) -> list[Any]:
+        self.calls.append("drain")
+        self.state = "draining"
+        return self.open_windows
+
+    def close(self) -> None:
+        self.calls.append("close")
+        for result_log in self._logs.values():
+            result_log.close()
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "uptime_s": time.monotonic() - self._began,
+            "groups": self.groups,
+            "state": self.state,
+            "nic": {"kind": "user", "aligned": False, "reason": "no table in user space"},
+            "placement": [group % 2 for group in range(self.groups)],
+            "workers": [
+                {"worker": worker, "cpu": worker, "pinned": True, "pin_reason": None, "rows": 1000 + worker,
+                 "bytes": 78000, "receive_calls": 12, "busy_share": 0.25, "connections": 4,
+                 "cpu_seconds": 1.5, "stalled": None, "state_bytes": 4096, "arena_bytes": 8192}
+                for worker in range(2)
+            ],
+            "streams": {
+                name: {
+                    "ledger": {"received": 10, "applied": 7, "late": 1, "rejected": 2, "staged": 0,
+                               "in_flight": 0},
+                    "groups": [3] * self.groups,
+                    "watermark": {"min": 100, "max": 200},
+                    "held_by": [{"producer": "p1", "peer": "127.0.0.1:5", "watermark": 100, "idle": False}],
+                    "sessions": [{"producer": "p1", "epoch": 1, "state": "live", "peer": "127.0.0.1:5",
+                                  "watermark": 100, "connections": 4}],
+                }
+                for name in self._streams
+            },
+            "queries": {
+                name: {
+                    "stream": query.stream.name, "state": "running", "error": None, "variant": "generic",
+                    "rows": 10, "filtered": 3, "late": 1, "rejected": {"overflow": 2}, "windows_fired": 4,
+                    "results": self._logs[name].next_offset, "open_windows": 1,
+                    "log": {"first_offset": self._logs[name].first_offset,
+                            "next_offset": self._logs[name].next_offset,
+                            "bytes": self._logs[name].bytes, "error": None},
+                }
+                for name, query in self._queries.items()
+            },
+            "connections": {"open": 5, "accepted": 9, "pending_hello": 1, "misaligned": 2,
+                            "closed": {"eos": 3}},
+            "latency": {"count": 11, "p50_ms": 0.5, "p99_ms": 2.5, "max_ms": 3.5},
+        }  # fmt: skip

@@ -1,0 +1,67 @@
+"""What a user gets: a wheel built from the sdist works in an empty environment outside the tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+SMOKE = """
+import sys
+import flexstream as fs
+assert "site-packages" in fs.__file__, fs.__file__
+clicks = fs.Stream("clicks", {"at": "timestamp[ms]", "user": "i64"}, key="user", time="at")
+query = clicks.query("n").window(fs.tumbling("10s")).agg(n=fs.count())
+with fs.Engine(workers=1) as engine:
+    engine.add(clicks)
+    engine.submit(query)
+    engine.feed("clicks", [{"at": 1, "user": 7}, {"at": 2, "user": 7}, {"at": 3, "user": 8}])
+    engine.finish()
+    found = {row["user"]: row["n"] for batch in engine.results("n") for row in batch.to_pylist()}
+assert found == {7: 2, 8: 1}, found
+bare = [name for name in ("nic", "state", "cython_ext") if name in sys.modules]
+assert not bare, bare
+print("smoke test passed")
+"""
+
+
+def run(command: list[str], cwd: Path) -> str:
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=260, env=environment)
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(290)
+def test_a_wheel_from_the_sdist_works_in_an_empty_environment(project: Path, tmp_path: Path) -> None:
+    # Given: an sdist of the tree, unpacked elsewhere, as a user would get it.
+    run([sys.executable, "-m", "build", "-q", "--sdist", "--no-isolation", "-o", str(tmp_path), "."], project)
+    (sdist,) = tmp_path.glob("flexstream-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = archive.getnames()
+        archive.extractall(tmp_path / "source", filter="data")
+    assert not [name for name in names if name.endswith(".so") or "__pycache__" in name]
+    assert any(name.endswith("LICENSE") for name in names)
+    (source,) = (tmp_path / "source").iterdir()
+
+    # When: a wheel is built from it and installed into an empty environment.
+    run([sys.executable, "-m", "build", "-q", "--wheel", "--no-isolation", "-o", str(tmp_path), "."], source)
+    (wheel,) = tmp_path.glob("flexstream-*.whl")
+    top_level = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert top_level == {"flexstream", wheel.name.split("-cp")[0] + ".dist-info"}, top_level
+    run([sys.executable, "-m", "venv", str(tmp_path / "venv")], tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    run([str(python), "-m", "pip", "install", "-q", str(wheel)], tmp_path)
+
+    # Then: the engine and the command work there.
+    assert "smoke test passed" in run([str(python), "-c", SMOKE], tmp_path)
+    assert "serve" in run([str(python.with_name("flexstream")), "--help"], tmp_path)

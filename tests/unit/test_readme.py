@@ -1,0 +1,161 @@
+"""README.md is run: every Python block, top to bottom, and every console block that is marked as runnable."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+FENCE = re.compile(
+    r"^(?P<mark><!-- runnable -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+    runnable: bool
+
+
+def blocks_of(path: Path) -> list[Block]:
+    text = path.read_text()
+    return [
+        Block(
+            found["language"],
+            found["text"],
+            text.count("\n", 0, found.start("text")) + 1,
+            found["mark"] is not None,
+        )
+        for found in FENCE.finditer(text)
+    ]
+
+
+@pytest.fixture
+def blocks(project: Path) -> list[Block]:
+    return blocks_of(project / "README.md")
+
+
+def test_python_blocks_run_top_to_bottom(project: Path, blocks: list[Block], tmp_path: Path) -> None:
+    python = [block for block in blocks if block.language == "python"]
+    assert len(python) >= 3
+    script = tmp_path / "readme.py"
+    lines: list[str] = []
+    for block in python:  # padded, so that a traceback shows README.md's line numbers
+        lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
+    script.write_text("\n".join(lines) + "\n")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        env={**os.environ, "PYTHONPATH": str(project)},
+    )
+    assert done.returncode == 0, f"README.md (same line numbers):\n{done.stdout}{done.stderr}"
+
+
+def test_the_first_example_is_about_ten_lines(blocks: list[Block]) -> None:
+    first = next(block for block in blocks if block.language == "python")
+    assert first.line < 30, "the first screen has an example"
+    assert len([line for line in first.text.splitlines() if line.strip()]) <= 11
+
+
+def test_links_lead_somewhere(project: Path) -> None:
+    for page in (project / "README.md", project / "docs" / "architecture.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@dataclass
+class Shell:
+    """Runs the README's commands as a user would:
+
+    a line that ends in & stays, the daemon among them is awaited.
+    """
+
+    environment: dict[str, str]
+    folder: Path
+    background: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def run(self, command: str, line: int) -> None:
+        if command.endswith("&"):
+            with (self.folder / "background.log").open("ab") as log:
+                process = subprocess.Popen(
+                    command.removesuffix("&").split(),
+                    env=self.environment,
+                    cwd=self.folder,
+                    stdout=log,
+                    stderr=log,
+                )
+            self.background.append(process)
+            self.wait_until_ready(process)
+            return
+        done = subprocess.run(
+            command,
+            shell=True,
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+        assert done.returncode == 0, f"README.md line {line}: {command}\n{done.stdout}{done.stderr}"
+
+    def wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        end = time.monotonic() + 20
+        while time.monotonic() < end and process.poll() is None:
+            try:
+                urllib.request.urlopen(self.environment["FLEXSTREAM_URL"] + "/readyz", timeout=5).close()
+                return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.05)
+        pytest.fail("the daemon did not start:\n" + (self.folder / "background.log").read_text())
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    control, data = (f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+    for one in sockets:
+        one.close()
+    made = Shell(
+        {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "FLEXSTREAM_CONTROL": control,
+            "FLEXSTREAM_DATA": data,
+            "FLEXSTREAM_DATA_DIR": str(tmp_path / "data"),
+            "FLEXSTREAM_URL": f"http://{control}",
+            "FLEXSTREAM_WORKERS": "1",
+        },
+        tmp_path,
+    )
+    yield made
+    for process in made.background:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0, "the daemon's exit code after SIGTERM"
+
+
+def test_runnable_console_blocks_run(blocks: list[Block], shell: Shell) -> None:
+    runnable = [block for block in blocks if block.language == "console" and block.runnable]
+    assert runnable
+    if shutil.which("flexstream", path=shell.environment["PATH"]) is None:
+        pytest.skip("the flexstream command is not installed here: scripts/test installs it")
+    for block in runnable:
+        for number, line in enumerate(block.text.splitlines(), block.line):
+            if line.startswith("$ flexstream"):
+                shell.run(line.removeprefix("$ ").strip(), number)

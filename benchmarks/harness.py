@@ -66,7 +66,7 @@ def machine() -> dict[str, Any]:
     memory_kb = int(Path("/proc/meminfo").read_text().split()[1])
     return {
         "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),
         "memory_gb": round(memory_kb / 2**20, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),

@@ -193,8 +193,8 @@ cdef void lane_break(Lane* lane, int fault) noexcept nogil:
         close(lane.fd)
     lane.fd = -1
     lane.fault = fault
-    # A clean close after our EOS is the server's way to say that it has it all.
-    if fault == 0 and lane.eos_sent and lane.acked == lane.next_row:
+    # A clean close after our EOS is the server's way to say that it has it all; on the control connection the ACK is.
+    if fault == 0 and lane.eos_sent and lane.acked == lane.next_row and (lane.acks or lane.group != CONTROL_GROUP):
         lane.state = LANE_ENDED
     else:
         lane.state = LANE_BROKEN
@@ -300,7 +300,9 @@ cdef int64_t lane_attach(Lane* lane, Pool* pool, const Shape* shape, int fd, uin
         lane.inbox = <unsigned char*>malloc(INBOX_BYTES)
         if lane.inbox == NULL:
             return -1
-    if not lane.attached_once:
+    if lane.attached_once:
+        lane.watermark = INT64_MIN            # what the old connection carried may not have arrived
+    else:
         lane.base = <int64_t>wanted
     want = <int64_t>wanted - lane.base
     if want > <int64_t>lane.next_row:
@@ -326,6 +328,5 @@ cdef int64_t lane_attach(Lane* lane, Pool* pool, const Shape* shape, int fd, uin
     lane.inbox_bytes = 0
     lane.acks = 0
     lane.eos_sent = False
-    lane.watermark = INT64_MIN                # what the old connection carried may not have arrived
     release(lane, pool, shape)
     return lost

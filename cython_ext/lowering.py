@@ -36,13 +36,14 @@ OPERATORS = {
     ("and", "bool"): 70, ("or", "bool"): 71, ("not", "bool"): 72,
 }  # fmt: skip
 I_TO_F, F_TO_I, BYTES_EQ, BYTES_EQ_FIELD, FILTER, FILTER_BYTES_EQ, FILTER_BYTES_NE = 40, 41, 80, 81, 90, 91, 92
-NOT = 72
+NOT, BAD_SAVE, BAD_MASK = 72, 85, 86
 FOLDS = {
     ("count", None): (0, 0),
     ("sum", "i64"): (1, 1), ("sum", "f64"): (2, 2),
     ("min", "i64"): (3, 1), ("max", "i64"): (4, 1), ("min", "f64"): (5, 1), ("max", "f64"): (6, 1),
     ("avg", "f64"): (7, 2), ("stddev", "f64"): (8, 3),
 }  # fmt: skip
+SAFE_REAL = ("col", "add", "sub", "mul", "neg", "abs")
 KEY_FORMS = {"f32": 1, "f64": 2, "bool": 3}
 
 Instruction = tuple[int, int, int, int, int, int, int, bytes | None]
@@ -114,6 +115,8 @@ class _Lowering:
             return self.emit(CONSTANT, self.new_register(), imm=bits(node))
         if node.op in ("eq", "ne") and node.args[0].type == "bytes":
             return self.compare_bytes(node)
+        if node.op in ("and", "or"):
+            return self.connective(node)
         arguments = [self.value(arg) for arg in node.args]
         if node.op == "cast":
             source = node.args[0].type
@@ -121,6 +124,19 @@ class _Lowering:
                 return arguments[0]
             return self.emit(I_TO_F if node.type == "f64" else F_TO_I, self.new_register(), arguments[0])
         return self.emit(OPERATORS[node.op, node.args[0].type], self.new_register(), *arguments)
+
+    def connective(self, node: Typed) -> int:
+        """`&` and `|`: a right side without a value does not count where the left side decides."""
+        left = self.value(node.args[0])
+        if can_fail(node.args[1]):
+            saved = self.emit(BAD_SAVE, self.new_register())
+            known = dict(self.known)
+            right = self.value(node.args[1])
+            self.known = known  # what was computed under the mask may lack its failures elsewhere
+            self.emit(BAD_MASK, a=left, b=saved, imm=int(node.op == "or"))
+        else:
+            right = self.value(node.args[1])
+        return self.emit(OPERATORS[node.op, "bool"], self.new_register(), left, right)
 
     def compare_bytes(self, node: Typed) -> int:
         left, right = node.args
@@ -210,6 +226,12 @@ class _Lowering:
                 hint="key by a hash or a number of the long field",
             )
         return [(field.offset, field.size, KEY_FORMS.get(field.kind, 0)) for field in fields]
+
+
+def can_fail(node: Typed) -> bool:
+    """May the expression lack a value for some row? Columns may: a u64 past int64 has none."""
+    safe = node.type in ("bool", "bytes") or node.op == "lit" or (node.type == "f64" and node.op in SAFE_REAL)
+    return not safe or any(can_fail(arg) for arg in node.args)
 
 
 def bits(literal: Typed) -> int:

@@ -123,7 +123,7 @@ cdef unsigned char *find_or_add(Table *table, const Layout *layout, const int64_
     while True:
         entry = <uint64_t *> (table.entries + at * layout.stride)
         if entry[0] == 0:
-            if (table.used + 1) * 4 > table.capacity * 3:
+            if table.used * 2 >= table.capacity:        # half full: longer probes would cost more than memory
                 return NULL
             memcpy(entry, layout.empty, layout.stride)
             memcpy(entry + 1, key, words * 8)
@@ -170,15 +170,19 @@ cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t 
     cdef ArenaStatus status
     cdef unsigned char *found
     cdef uint64_t at, mask, key
+    cdef uint64_t stride = layout.stride
     cdef uint64_t *probe
     while i < m:
         k = i if which == NULL else which[i]
-        if words == 1:          # the common case inline: an indirect call a row would cost more than the probe
+        if words == 1:          # a known one-word key: the common case, without a call
             key = <uint64_t> keys[k]
             mask = table.capacity - 1
             at = (key * <uint64_t> 0x9E3779B97F4A7C15) >> table.shift
-            probe = <uint64_t *> (table.entries + at * layout.stride)
-            if probe[0] != 0 and probe[1] == key:
+            probe = <uint64_t *> (table.entries + at * stride)
+            while probe[0] != 0 and probe[1] != key:
+                at = (at + 1) & mask
+                probe = <uint64_t *> (table.entries + at * stride)
+            if probe[0] != 0:
                 entry[k] = <unsigned char *> probe
                 i += 1
                 continue

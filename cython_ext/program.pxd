@@ -60,6 +60,8 @@ cdef enum Op:
     NOT = 72
     BYTES_EQ = 80             # field (offset, size) against the constant at `bytes`
     BYTES_EQ_FIELD = 81       # field (offset, size) against the field at imm, both `size` long
+    BAD_SAVE = 85             # dst: which rows have no value so far
+    BAD_MASK = 86             # where register a equals imm the right side did not count: back to what b saved
     FILTER = 90
     FILTER_BYTES_EQ = 91      # fused: at most 8 bytes, masked, against imm
     FILTER_BYTES_NE = 92

@@ -1,6 +1,6 @@
 """See program.pxd."""
 
-from libc.math cimport fabs
+from libc.math cimport fabs, isnan
 from libc.stdint cimport INT64_MIN, int8_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
@@ -99,9 +99,11 @@ cdef void arithmetic_int(const Instr *instr, uint32_t m, Scratch *scratch) noexc
                 dst[i] = a[i] if a[i] >= 0 else -a[i]
     else:
         for i in range(m):
-            if b[i] == 0 or (b[i] == -1 and a[i] == INT64_MIN):
+            dst[i] = 0
+            if b[i] == 0 or (b[i] == -1 and a[i] == INT64_MIN and instr.op == FLOORDIV_I):
                 mark_bad(scratch, i)
-                dst[i] = 0
+            elif b[i] == -1:                # the processor traps on INT64_MIN % -1, which is 0
+                dst[i] = -a[i] if instr.op == FLOORDIV_I else 0
             elif instr.op == FLOORDIV_I:
                 dst[i] = a[i] // b[i]       # cdivision: truncates, as Spark's div
             else:
@@ -194,24 +196,41 @@ cdef void compare_real(const Instr *instr, uint32_t m, Scratch *scratch) noexcep
     cdef const double *a = <const double *> (scratch.registers + instr.a * BATCH)
     cdef const double *b = <const double *> (scratch.registers + instr.b * BATCH)
     cdef uint32_t i
+    # As in Spark: NaN equals NaN and is greater than any other value.
     if instr.op == EQ_F:
         for i in range(m):
-            dst[i] = a[i] == b[i]
+            dst[i] = a[i] == b[i] or (isnan(a[i]) and isnan(b[i]))
     elif instr.op == NE_F:
         for i in range(m):
-            dst[i] = a[i] != b[i]
+            dst[i] = not (a[i] == b[i] or (isnan(a[i]) and isnan(b[i])))
     elif instr.op == LT_F:
         for i in range(m):
-            dst[i] = a[i] < b[i]
+            dst[i] = a[i] < b[i] or (isnan(b[i]) and not isnan(a[i]))
     elif instr.op == LE_F:
         for i in range(m):
-            dst[i] = a[i] <= b[i]
+            dst[i] = a[i] <= b[i] or isnan(b[i])
     elif instr.op == GT_F:
         for i in range(m):
-            dst[i] = a[i] > b[i]
+            dst[i] = a[i] > b[i] or (isnan(a[i]) and not isnan(b[i]))
     else:
         for i in range(m):
-            dst[i] = a[i] >= b[i]
+            dst[i] = a[i] >= b[i] or isnan(a[i])
+
+
+cdef void save_or_mask_bad(const Instr *instr, uint32_t m, Scratch *scratch) noexcept nogil:
+    cdef int64_t *dst = scratch.registers + instr.dst * BATCH
+    cdef const int64_t *decided = scratch.registers + instr.a * BATCH
+    cdef const int64_t *saved = scratch.registers + instr.b * BATCH
+    cdef uint32_t i
+    if instr.op == BAD_SAVE:
+        for i in range(m):
+            dst[i] = scratch.bad[i]
+    elif scratch.n_bad:
+        scratch.n_bad = 0
+        for i in range(m):
+            if decided[i] == instr.imm:
+                scratch.bad[i] = <uint8_t> saved[i]
+            scratch.n_bad += scratch.bad[i]
 
 
 cdef void compare_bytes(const Instr *instr, const unsigned char *rows, uint32_t row_bytes, uint32_t m,
@@ -321,6 +340,8 @@ cdef uint32_t program_run(const Program *program, const unsigned char *rows, uin
             compare_real(instr, m, scratch)
         elif instr.op <= BYTES_EQ_FIELD:
             compare_bytes(instr, rows, program.row_bytes, m, scratch)
+        elif instr.op <= BAD_MASK:
+            save_or_mask_bad(instr, m, scratch)
         elif instr.op == FILTER:
             m = filter_register(instr, m, scratch)
         else:

@@ -209,16 +209,12 @@ cdef Step serve(WorkerState *worker, Connection *connection, uint64_t now) noexc
     """Receive and work off. STEP_WAIT: the current item could not be finished yet."""
     cdef int tries
     cdef int full
-    cdef Step step
     worker.last_closed = NULL
     for tries in range(RECEIVES_PER_EVENT):
         full = receive(worker, connection, now)
         if full < 0:
             return STEP_DONE
-        step = STEP_MORE
-        while step == STEP_MORE:
-            step = worker_progress(worker)
-        if step == STEP_WAIT:
+        if work_off(worker) == STEP_WAIT:
             return STEP_WAIT
         if full == 0 or worker.last_closed == connection:      # closed: it may be freed already
             return STEP_DONE
@@ -294,16 +290,20 @@ cdef void pin(WorkerState *worker) noexcept nogil:
             worker.pin_errno = errno
 
 
+cdef Step work_off(WorkerState *worker) noexcept nogil:
+    """The current item to its end, or STEP_WAIT. Between its slices the worker is at a quiescent point."""
+    cdef Step step = STEP_MORE
+    while step == STEP_MORE:
+        step = worker_progress(worker)
+    return step
+
+
 cdef Step run_mailbox(WorkerState *worker, uint64_t now) noexcept nogil:
     """Orders, each worked off before the next. STEP_WAIT: one could not be finished yet."""
     cdef Message order
-    cdef Step step
     while worker.stopping != 2 and ring_free_slots(&worker.out) >= RING_RESERVE and ring_pop(&worker.mailbox, &order):
         obey(worker, &order, now)
-        step = STEP_MORE
-        while step == STEP_MORE:
-            step = worker_progress(worker)
-        if step == STEP_WAIT:
+        if work_off(worker) == STEP_WAIT:
             return STEP_WAIT
     return STEP_DONE
 
@@ -343,7 +343,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
         fs_count(&worker.loops, 1)
         push_limbo(worker)
         # An unfinished item comes first: until it is done no socket is read and no order taken.
-        if worker_progress(worker) == STEP_WAIT or ring_free_slots(&worker.out) < RING_RESERVE:
+        if work_off(worker) == STEP_WAIT or ring_free_slots(&worker.out) < RING_RESERVE:
             flush_outputs(worker)
             wait_for_reader(worker)
             continue

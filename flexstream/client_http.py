@@ -65,8 +65,13 @@ class Client:
         path = _with(_results(query, late), {**params, "format": "jsonl"})
         with self._request("GET", path, endless=bool(params.get("follow"))) as reply:
             self._check(reply)
-            while line := self._readline(reply):
-                yield line.decode("utf-8").rstrip("\n")
+            rest = b""
+            while data := self._read_some(reply):
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    yield line.decode("utf-8")
+            if rest:
+                raise self._cut(EOFError("in the middle of a row"))
 
     def batches(self, query: str, *, late: bool = False, **params: object) -> Iterator[pa.RecordBatch]:
         """The same as Arrow record batches."""
@@ -127,14 +132,12 @@ class Client:
         message = str(error.get("message"))
         raise FlexStreamError(message, code=str(error.get("code")), hint=error.get("hint"))
 
-    def _readline(self, reply: http.client.HTTPResponse) -> bytes:
+    def _read_some(self, reply: http.client.HTTPResponse) -> bytes:
+        # Not readline(): it takes a chunked reply that was cut for one that ended.
         try:
-            line = reply.readline()
+            return reply.read1(1 << 16)
         except (OSError, http.client.HTTPException) as error:
             raise self._cut(error) from error
-        if line and not line.endswith(b"\n"):
-            raise self._cut(EOFError("in the middle of a row"))
-        return line
 
     def _unreachable(self, error: Exception) -> ConnectError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -341,9 +341,7 @@ def _read_file(result: Resolution) -> dict[str, object]:
             values = tomllib.load(stream)
     except (OSError, tomllib.TOMLDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        problem = ConfigError(
-            f"cannot read {path}: {reason}", code="bad_config_file", hint="fix it"
-        )
+        problem = ConfigError(f"cannot read {path}: {reason}", code="bad_config_file", hint="fix it")
         result.problems.append(problem)
         return {}
     for key in sorted(set(values) - set(SETTINGS)):

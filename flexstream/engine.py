@@ -266,14 +266,21 @@ class Engine:
     # -- rows in
 
     def feed(
-        self, stream: str, rows: Any, *, group: int | None = None, watermark: int | bool | None = None
+        self,
+        stream: str,
+        rows: Any,
+        *,
+        group: int | None = None,
+        watermark: int | bool | None = None,
+        wait: bool = True,
     ) -> None:
         """Rows without a socket: a numpy structured array, an Arrow batch, a data frame, a list of dicts.
 
         They are copied and grouped by key; blocks when the workers are behind. With `group` all rows must be of
-        that group: they are then read in place, and the call returns when they have been processed. The watermark
-        follows the largest event time minus the stream's max_disorder, unless `watermark` gives one, in units of
-        the time field (False: leave it as it is).
+        that group: they are then read in place, and the call returns when they have been processed, or at once
+        with wait=False; then do not change them before `flush()`. The watermark follows the largest event time
+        minus the stream's max_disorder, unless `watermark` gives one, in units of the time field (False: leave it
+        as it is).
         """
         with self._feeding:
             self._check_open()
@@ -284,7 +291,7 @@ class Engine:
             slot = running.feeder.slot
             flat = packed.view(np.uint8).reshape(-1) if len(packed) else np.empty(0, np.uint8)
             if group is not None:
-                self._feed_group(running, slot, flat, group)
+                self._feed_group(running, slot, flat, group, wait)
             else:
                 self._feed_mixed(running, slot, flat)
             if watermark is None and len(packed):
@@ -295,7 +302,14 @@ class Engine:
                 for worker in self.workers:
                     worker.session_watermark(running.index, slot, int(watermark))
 
-    def _feed_group(self, running: RunningStream, slot: int, flat: Any, group: int) -> None:
+    def flush(self) -> None:
+        """Wait until all that was fed has been processed."""
+        with self._feeding:
+            while self._in_flight:
+                worker, ticket, _, _ = self._in_flight.pop(0)
+                self._wait_fed(worker, ticket)
+
+    def _feed_group(self, running: RunningStream, slot: int, flat: Any, group: int, wait: bool) -> None:
         if not 0 <= group < self.groups:
             raise EngineError(f"group={group} must be from 0 to {self.groups - 1}", code="bad_group")
         row_bytes = running.stream.schema.row_bytes
@@ -305,7 +319,12 @@ class Engine:
             )
         worker = self.workers[self.placement()[group]]
         ticket = worker.feed(running.index, group, slot, flat, row_bytes)
-        self._wait_fed(worker, ticket)
+        if wait:
+            self._wait_fed(worker, ticket)
+        else:
+            self._in_flight.append((worker, ticket, flat, 0))
+            if len(self._in_flight) > 4096:
+                self._release_fed()
 
     def _feed_mixed(self, running: RunningStream, slot: int, flat: Any) -> None:
         row_bytes = running.stream.schema.row_bytes

@@ -126,7 +126,7 @@ class ResultLog:
             batch = self._read_one(offset)
             if batch is None:
                 break
-            batch = batch.slice(0, max_rows)
+            batch = batch.slice(0, min(max_rows, batch.num_rows))
             batches.append(batch)
             offset += batch.num_rows
             max_rows -= batch.num_rows
@@ -137,8 +137,6 @@ class ResultLog:
         while True:
             with self._lock:
                 first = self._segments[0].first_offset
-                if self._closed:
-                    raise ResultLogError("the result log is closed", code="log_closed", hint=None)
                 if offset < first:
                     raise ResultLogError(
                         f"offset {offset} is gone: the log starts at {first} now",
@@ -165,7 +163,7 @@ class ResultLog:
             return bool(self._segments) and self._segments[-1].next_offset > offset
 
     def add_listener(self, listener: Callable[[int], None]) -> Callable[[], None]:
-        """Call `listener(next_offset)` after each append, on the appending thread; returns what stops it.
+        """Call `listener(next_offset)` after each append, on its thread, and on close; returns what stops it.
 
         It must be quick and must not append (an event loop's `call_soon_threadsafe` is right).
         """
@@ -283,7 +281,10 @@ class ResultLog:
                     raise _io_error("flush", self.directory, error) from error
 
     def close(self) -> None:
-        """Flush and close; readers and waiters get their answer at once. Closing again does nothing."""
+        """Flush and stop appends; waiters get their answer at once. What is there can still be read.
+
+        Closing again does nothing.
+        """
         if self._closed:
             return
         try:
@@ -294,6 +295,9 @@ class ResultLog:
                 for segment in self._segments:
                     segment.close()
                 self._grown.notify_all()
+                listeners = list(self._listeners)
+            for listener in listeners:
+                listener(self.next_offset)
 
     def delete(self) -> None:
         """Close the log and remove its files. For a cancelled query whose results are not wanted any more."""

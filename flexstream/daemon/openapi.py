@@ -77,8 +77,8 @@ def _operation(
     return operation
 
 
-def _rows(description: str, *, offsets: bool) -> Json:
-    reply: Json = {
+def _rows(description: str) -> Json:
+    return {
         "description": description,
         "content": {
             "application/vnd.apache.arrow.stream": {
@@ -164,7 +164,7 @@ def _paths() -> Json:
             "get": _operation(
                 "readResults",
                 "Result rows by offset, as an Arrow IPC stream or JSON lines",
-                {"200": _rows("The rows", offsets=True), "404": ERROR, "410": ERROR, "503": ERROR},
+                {"200": _rows("The rows"), "404": ERROR, "410": ERROR, "503": ERROR},
                 parameters=[NAME, OFFSET, LIMIT, FORMAT, FOLLOW],
             )
         },
@@ -172,8 +172,8 @@ def _paths() -> Json:
             "get": _operation(
                 "readLate",
                 "Rows that came too late for their window: the stream's columns and the watermark then",
-                {"200": _rows("The rows", offsets=False), "404": ERROR, "503": ERROR},
-                parameters=[NAME, OFFSET, LIMIT, FORMAT],
+                {"200": _rows("The rows"), "404": ERROR, "410": ERROR, "503": ERROR},
+                parameters=[NAME, OFFSET, LIMIT, FORMAT, FOLLOW],
             )
         },
         "/v1/nic": {

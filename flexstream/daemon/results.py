@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from flexstream.daemon.params import MAX_OFFSET
 from flexstream.daemon.problems import ApiError
-from flexstream.errors import FlexStreamError, ResultLogError
+from flexstream.errors import FlexStreamError
 from flexstream.sinks import json_lines
 
 if TYPE_CHECKING:
@@ -83,11 +84,22 @@ class Reply:
         transport = self._request.transport
         return transport is None or transport.is_closing()
 
-    def abort(self) -> None:
-        """Cut the connection: the client must not take what it has for everything."""
-        transport = self._request.transport
-        if transport is not None:
-            transport.close()
+    @asynccontextmanager
+    async def whole_or_cut(self) -> AsyncIterator[None]:
+        """End the reply when all went well. On any error cut the connection instead: the status line is gone
+        already, and the client must not take what it has for everything.
+        """
+        try:
+            yield
+            await self.end()
+        except ConnectionResetError:
+            pass  # the client went away
+        except Exception as error:
+            fields = {"path": self._request.path, "error": error}
+            known = isinstance(error, FlexStreamError)
+            log.warning("result_stream_cut", extra={"fields": fields}, exc_info=not known)
+            if self._request.transport is not None:
+                self._request.transport.close()
 
 
 async def stream_log(
@@ -112,26 +124,20 @@ async def stream_log(
     with readers:
         reply = Reply(request, form, results.schema, headers)
         await reply.begin()
-        with suppress(ConnectionResetError):
-            try:
-                await _send_rows(reply, results, readers, offset, limit, follow)
-                await reply.end()
-            except ResultLogError as error:
-                fields = {"path": request.path, "code": error.code, "error": error.message}
-                log.warning("result_stream_cut", extra={"fields": fields})
-                reply.abort()
+        async with reply.whole_or_cut():
+            await _send_rows(reply, results, readers, offset, limit, follow)
         return reply.response
 
 
 async def _send_rows(
     reply: Reply, results: ResultLog, readers: Readers, offset: int, limit: int | None, follow: bool
 ) -> None:
-    left = limit if limit is not None else 2**63
+    left = limit if limit is not None else MAX_OFFSET
     loop = asyncio.get_running_loop()
     grown = asyncio.Event()
     remove = results.add_listener(lambda _: _wake(loop, grown))
     try:
-        while left > 0 and not results.closed:
+        while left > 0:
             grown.clear()
             for batch in await asyncio.to_thread(results.read, offset, min(left, BATCH_ROWS)):
                 await reply.send(batch)
@@ -139,7 +145,7 @@ async def _send_rows(
                 left -= batch.num_rows
             if offset < results.next_offset:
                 continue
-            if not follow or readers.stopping.is_set() or reply.client_is_gone:
+            if not follow or results.closed or readers.stopping.is_set() or reply.client_is_gone:
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(grown.wait(), _LOOK_S)
@@ -150,35 +156,3 @@ async def _send_rows(
 def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
         loop.call_soon_threadsafe(event.set)
-
-
-async def stream_batches(
-    request: web.Request,
-    open_batches: Callable[[], Iterator[pa.RecordBatch]],
-    empty_schema: Callable[[], pa.Schema],
-    readers: Readers,
-    *,
-    limit: int | None,
-    form: str,
-) -> web.StreamResponse:
-    """Send what an engine's iterator gives until it ends."""
-    with readers:
-        batches = await asyncio.to_thread(open_batches)
-        first = await asyncio.to_thread(next, batches, None)
-        reply = Reply(request, form, first.schema if first is not None else empty_schema(), {})
-        await reply.begin()
-        left = limit if limit is not None else 2**63
-        batch = first
-        with suppress(ConnectionResetError):
-            try:
-                while batch is not None and left > 0 and not readers.stopping.is_set():
-                    batch = batch.slice(0, left)
-                    await reply.send(batch)
-                    left -= batch.num_rows
-                    batch = await asyncio.to_thread(next, batches, None)
-                await reply.end()
-            except FlexStreamError as error:
-                fields = {"path": request.path, "code": error.code, "error": error.message}
-                log.warning("result_stream_cut", extra={"fields": fields})
-                reply.abort()
-        return reply.response

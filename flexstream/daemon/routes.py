@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -13,7 +13,7 @@ from flexstream.config import join_address
 from flexstream.daemon import metrics, openapi
 from flexstream.daemon.params import Params
 from flexstream.daemon.problems import ApiError
-from flexstream.daemon.results import FORMATS, stream_batches, stream_log
+from flexstream.daemon.results import FORMATS, stream_log
 from flexstream.errors import SchemaError
 from flexstream.query import Query
 from flexstream.schema import near_names
@@ -21,6 +21,7 @@ from flexstream.stream import Stream
 
 if TYPE_CHECKING:
     from flexstream.daemon.server import Daemon
+    from flexstream.state.result_log import ResultLog
 
 BODY_TIMEOUT_S = 10.0
 WILDCARDS = ("0.0.0.0", "::")
@@ -124,7 +125,7 @@ class Routes:
 
     async def list_queries(self, request: web.Request) -> web.Response:
         Params(request)
-        status = await asyncio.to_thread(self._engine.status)
+        status = await self._daemon.engine_status()
         queries = [
             {"name": name, **status.get("queries", {}).get(name, {"stream": query.stream.name})}
             for name, query in dict(self._engine.queries).items()
@@ -157,7 +158,7 @@ class Routes:
     async def show_query(self, request: web.Request) -> web.Response:
         Params(request)
         query = self._query(request)
-        status = await asyncio.to_thread(self._engine.status)
+        status = await self._daemon.engine_status()
         state = status.get("queries", {}).get(query.name, {})
         body = {"name": query.name, **state, "plan": query.to_dict(), "explain": query.explain()}
         return web.json_response(body)
@@ -169,11 +170,17 @@ class Routes:
         return web.json_response({"name": query.name, "cancelled": True})
 
     async def results(self, request: web.Request) -> web.StreamResponse:
+        return await self._log(request, self._engine.result_log)
+
+    async def late(self, request: web.Request) -> web.StreamResponse:
+        return await self._log(request, self._engine.late_log)
+
+    async def _log(self, request: web.Request, log_of: Callable[[str], ResultLog]) -> web.StreamResponse:
         params = Params(request, "offset", "limit", "format", "follow")
         query = self._query(request)
         return await stream_log(
             request,
-            await asyncio.to_thread(self._engine.result_log, query.name),
+            await asyncio.to_thread(log_of, query.name),
             self._daemon.readers,
             offset=params.whole("offset", None),
             limit=params.whole("limit", None, lowest=1),
@@ -181,29 +188,16 @@ class Routes:
             follow=params.flag("follow"),
         )
 
-    async def late(self, request: web.Request) -> web.StreamResponse:
-        params = Params(request, "offset", "limit", "format")
-        query = self._query(request)
-        offset = params.whole("offset", 0) or 0
-        return await stream_batches(
-            request,
-            lambda: iter(self._engine.late(query.name, offset)),
-            lambda: late_schema(query),
-            self._daemon.readers,
-            limit=params.whole("limit", None, lowest=1),
-            form=params.choice("format", "arrow", FORMATS),
-        )
-
     # The machine, and how it does ---------------------------------------------------------------------------
 
     async def nic(self, request: web.Request) -> web.Response:
         Params(request)
-        status = await asyncio.to_thread(self._engine.status)
+        status = await self._daemon.engine_status()
         return web.json_response({"nic": status.get("nic", {}), "groups": status.get("groups")})
 
     async def rebalance(self, request: web.Request) -> web.Response:
         Params(request)
-        status = await asyncio.to_thread(self._engine.status)
+        status = await self._daemon.engine_status()
         placement = list(status.get("placement", []))
         workers = [
             {
@@ -222,7 +216,7 @@ class Routes:
     async def health(self, request: web.Request) -> web.Response:
         """Alive: the event loop runs and the engine answers and has not failed."""
         Params(request)
-        state = (await asyncio.to_thread(self._engine.status)).get("state")
+        state = (await self._daemon.engine_status()).get("state")
         return web.json_response(
             {"status": "failed" if state == "failed" else "ok", "engine": state},
             status=503 if state == "failed" else 200,
@@ -231,7 +225,7 @@ class Routes:
     async def ready(self, request: web.Request) -> web.Response:
         """Ready: the catalog is back, the engine runs, and the daemon is not stopping."""
         Params(request)
-        state = (await asyncio.to_thread(self._engine.status)).get("state")
+        state = (await self._daemon.engine_status()).get("state")
         reason = self._daemon.not_ready or (None if state == "running" else f"the engine is {state}")
         return web.json_response({"ready": reason is None, "reason": reason}, status=503 if reason else 200)
 
@@ -245,7 +239,7 @@ class Routes:
         return web.json_response(openapi.document())
 
     async def _groups(self) -> int:
-        return int((await asyncio.to_thread(self._engine.status)).get("groups", 0))
+        return int((await self._daemon.engine_status()).get("groups", 0))
 
     async def _json(self, request: web.Request) -> Any:
         if request.content_type != "application/json":  # also keeps out forms that a web page may send
@@ -268,11 +262,3 @@ class Routes:
 
 def _near(name: str, known: Mapping[str, object], otherwise: str) -> str:
     return near_names(name[:64], list(known)) if known else otherwise
-
-
-def late_schema(query: Query) -> Any:
-    """The columns of the late output when there is nothing in it: the stream's, and the watermark."""
-    import pyarrow as pa
-
-    columns = query.stream.schema.to_arrow()
-    return columns.append(pa.field("watermark", pa.timestamp(query.stream.time_unit)))

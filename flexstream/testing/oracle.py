@@ -120,6 +120,17 @@ def _window_starts(time: int, size: int, slide: int) -> list[int]:
     return starts
 
 
+class _Mapped(dict[str, Any]):
+    """A row after a map(): its columns are worked out when something reads them, as Spark's optimiser does."""
+
+    def __init__(self, row: Row, columns: Mapping[str, Any]) -> None:
+        super().__init__(row)
+        self._row, self._columns = row, columns
+
+    def __getitem__(self, name: str) -> Any:
+        return evaluate(self._columns[name], self._row) if name in self._columns else self._row[name]
+
+
 def _arguments(query: Query, row: Row) -> list[Any] | None:
     """The aggregates' arguments for a row, or None when a filter drops it."""
     for step in query.steps:
@@ -127,7 +138,7 @@ def _arguments(query: Query, row: Row) -> list[Any] | None:
             if not evaluate(step.expr, row):
                 return None
         elif isinstance(step, Map):
-            row = {**row, **{name: evaluate(tree, row) for name, tree in step.columns.items()}}
+            row = _Mapped(row, step.columns)
     return [
         None if aggregate.arg is None else evaluate(aggregate.arg, row)
         for aggregate in query.aggregates.values()

@@ -183,7 +183,7 @@ def test_arithmetic_truncates_like_spark(expr, value):
     ids=str,
 )
 def test_a_row_that_cannot_be_computed_is_rejected_alone_with_the_reason(expr, reason):
-    query = STREAM.query("q").map(y=expr).window(fs.tumbling("10s")).agg(n=fs.count())
+    query = STREAM.query("q").map(y=expr).window(fs.tumbling("10s")).agg(n=fs.count(), y=fs.max("y"))
     result = run(query, [row(0, x=2, f=math.inf, u=2**63)])
     assert result.rejected == {0: reason}
     assert result.windows == {}
@@ -193,7 +193,7 @@ def test_the_least_integer_divided_by_minus_one():
     least = [row(0, x=-(2**63))]
     assert one(fs.max(col("x") % -1), least) == 0
     assert run(
-        STREAM.query("q").map(y=col("x") // -1).window(fs.tumbling("10s")).agg(n=fs.count()), least
+        STREAM.query("q").map(y=col("x") // -1).window(fs.tumbling("10s")).agg(n=fs.count(), y=fs.max("y")), least
     ).rejected
 
 
@@ -271,3 +271,9 @@ def test_the_benchmark_query_agrees_with_numpy():
     assert ysb.YSB_STREAM.schema.row_bytes == 78
     assert (ysb.generate(100, 7, 3) == ysb.generate(100, 7, 3)).all()
     assert ysb.expected_views(ysb.generate(0)) == {}
+
+
+def test_a_mapped_column_that_nothing_reads_is_not_computed():
+    query = STREAM.query("q").map(y=col("x") // 0).window(fs.tumbling("10s")).agg(n=fs.count())
+    result = run(query, [row(0, x=1)])
+    assert (result.applied, result.rejected) == ([0], {})

@@ -252,11 +252,16 @@ def test_delete_removes_the_files(tmp_path: Path) -> None:
     assert not directory.exists()
 
 
-def test_a_closed_log_says_so(directory: Path | None) -> None:
+def test_a_closed_log_refuses_appends_but_can_be_read_to_its_end(directory: Path | None) -> None:
     log = ResultLog(directory, SCHEMA)
+    log.append(rows(0, 3))
+    heard: list[int] = []
+    log.add_listener(heard.append)
     log.close()
     log.close()
+    assert log.closed
+    assert heard == [3]
     with pytest.raises(ResultLogError, match="closed"):
-        log.append(rows(0, 1))
-    with pytest.raises(ResultLogError, match="closed"):
-        log.read(0)
+        log.append(rows(3, 1))
+    assert keys(log.read(1)) == [1, 2]
+    assert log.read(3) == []

@@ -1,0 +1,229 @@
+"""Sending rows from Python: partitioned, framed and sent by native code while other Python threads run."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import warnings
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from flexstream import durations
+from flexstream.client.discovery import Address
+from flexstream.client.session import DEFAULT_REPLAY_BYTES, Session, Settings
+from flexstream.cython_ext import sender as native
+from flexstream.durations import Duration
+from flexstream.errors import BackPressure, ConfigError, ConnectError, FlexStreamError
+from flexstream.stream import Stream
+
+
+class RingFull(BackPressure):
+    """`send` with `on_full="raise"` found no room. `accepted` rows of the call were taken: send the rest again."""
+
+    default_code = "ring_full"
+    accepted: int = 0
+
+
+class Producer:
+    """A session on a stream: rows in, one connection per key group out.
+
+    `address` is the daemon's control port, `"host:port"`, or its data port, `"tcp://host:port"`. `stream` is a
+    name, or a Stream whose schema the server must have too.
+
+    A row that `send` has taken is kept until the server has acknowledged it, and sent again after a reconnect: at most
+    `replay_bytes` per group, then `send` waits (`on_full="block"`) or raises RingFull (`"raise"`). Frames leave when
+    they are full or `linger_ms` old. With `watermark="auto"` the session's watermark is the largest event time
+    of completed `send` calls minus `max_disorder`; rows within one call may come in any order.
+
+    Several threads may call `send`; their calls are served one at a time. Used as a context manager it ends the
+    stream properly: without `close()` the server waits for this session until it times out.
+
+    Raises ConnectError when nobody answers within `connect_timeout_s`, ProtocolError when the server refuses. A
+    connection that breaks later is mended in the background for up to `retry_s` (`state` is then "waiting"); after
+    that every call raises ConnectError with the rows that are not acknowledged.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        stream: str | Stream,
+        token: str | None = None,
+        producer_id: str | None = None,
+        epoch: int = 1,
+        linger_ms: float = 5,
+        frame_bytes: int | None = None,
+        crc: bool | None = None,
+        watermark: Literal["auto", "explicit"] = "auto",
+        max_disorder: Duration | None = None,
+        on_full: Literal["block", "raise"] = "block",
+        connect_timeout_s: float = 5,
+        retry_s: float = 30,
+        replay_bytes: int = DEFAULT_REPLAY_BYTES,
+    ) -> None:
+        self._session: Session | None = None
+        _one_of("watermark", watermark, ("auto", "explicit"))
+        _one_of("on_full", on_full, ("block", "raise"))
+        _not_negative(linger_ms=linger_ms, retry_s=retry_s, replay_bytes=replay_bytes)
+        self._blocking = on_full == "block"
+        self._explicit = watermark == "explicit"
+        self._send_lock = threading.Lock()
+        settings = Settings(
+            address=Address.parse(address),
+            stream=stream if isinstance(stream, str) else stream.name,
+            token=token,
+            producer_id=producer_id or str(uuid.uuid4()),
+            epoch=epoch,
+            linger_ms=linger_ms,
+            frame_bytes=frame_bytes,
+            crc=crc,
+            explicit_watermark=self._explicit,
+            max_disorder_ns=None if max_disorder is None else durations.parse(max_disorder),
+            connect_timeout_s=connect_timeout_s,
+            retry_s=retry_s,
+            replay_bytes=replay_bytes,
+        )
+        self._session = session = Session(settings, stream if isinstance(stream, Stream) else None)
+        self._pack = session.stream.schema.pack
+        self._sender = session.sender
+
+    @property
+    def _live(self) -> Session:
+        assert self._session is not None, "only None while the constructor runs"
+        return self._session
+
+    @property
+    def stream(self) -> Stream:
+        """The stream as the server has it."""
+        return self._live.stream
+
+    @property
+    def groups(self) -> int:
+        """How many key groups the server has: the most connections that this producer will open."""
+        return self._live.groups
+
+    @property
+    def state(self) -> str:
+        """connecting, connected, waiting (the server is away; reconnecting), closed, failed."""
+        return self._live.state
+
+    def send(self, rows: Any) -> int:
+        """Take rows: a numpy structured array, an Arrow batch or table, a pandas or polars frame, or (slow) dicts.
+
+        Returns how many. They are on their way when it returns, not yet received: see `flush`. Raises SchemaError
+        for rows that do not fit (then none is taken), RingFull, or what ended the session.
+        """
+        return self.send_packed(self._pack(rows))
+
+    def send_packed(self, packed: np.ndarray[Any, np.dtype[Any]]) -> int:
+        """`send` for an array that `stream.schema.pack` made."""
+        session = self._live
+        view = np.ascontiguousarray(packed).view(np.uint8)
+        position = 0
+        with self._send_lock:
+            session.check()
+            while len(packed):
+                status, position = self._sender.send(view, position, self._blocking)
+                if status == native.DONE:
+                    break
+                session.check()
+                if not self._blocking:
+                    raise self._full(position, len(packed))
+        return len(packed)
+
+    def _full(self, accepted: int, total: int) -> RingFull:
+        waiting = "is away" if self.state == "waiting" else "does not keep up"
+        error = RingFull(
+            f"the replay buffer of a group is full: {accepted} of {total} rows taken, the server {waiting}",
+            hint='send rows[error.accepted:] again later, use on_full="block", or a larger replay_bytes',
+        )
+        error.accepted = accepted
+        return error
+
+    def watermark(self, time: Any) -> None:
+        """Promise that no later row is older than `time` (an int in the stream's unit, or a numpy datetime64).
+
+        It takes its place behind every row sent so far. Lower than before: ignored. A promise that is not kept
+        makes rows late. Only with `watermark="explicit"`.
+        """
+        if not self._explicit:
+            raise ConfigError(
+                "this producer makes its own watermarks", code="bad_watermark", hint='Producer(..., watermark="explicit")'
+            )
+        if isinstance(time, np.datetime64):
+            time = time.astype(f"datetime64[{self.stream.time_unit}]").astype(np.int64)
+        with self._send_lock:
+            self._live.check()
+            self._sender.put_watermark(int(time))
+
+    def marker(self) -> int:
+        """Send a latency probe behind the rows of every open connection. Returns on how many connections."""
+        with self._send_lock:
+            self._live.check()
+            return self._sender.put_marker()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send what is buffered and wait until the server has received it all. ConnectError after `timeout` s."""
+        self._live.check()
+        self._live.flush(timeout)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """End of stream: flush, EOS, and wait until the server has processed every row; then disconnect.
+
+        Raises ConnectError when that takes longer than `timeout`, or what ended the session before if rows were left
+        over. Closing twice is fine.
+        """
+        session = self._live
+        with self._send_lock:
+            if session.state == "closed":
+                return
+            session.end(timeout)
+        if session.error is not None:
+            error, session.state = session.error, "closed"
+            raise error
+
+    def stats(self) -> dict[str, Any]:
+        """Counters: rows, rows_acked, frames, bytes, watermarks, connections, reconnects, waited_s and more."""
+        return self._live.stats()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close(timeout=5.0)
+        except FlexStreamError as second:
+            error.add_note(f"closing the producer failed as well: {second.message}")
+
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None and session.state not in ("closed", "failed"):
+            warnings.warn(f"{self!r} was not closed: its last rows may be lost", ResourceWarning, stacklevel=2)
+            session.abort()
+
+    def __repr__(self) -> str:
+        session = self._session
+        if session is None:
+            return "Producer(connecting)"
+        return f"Producer({str(session.data)!r}, stream={session.stream.name!r}, state={session.state!r})"
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}", code=f"bad_{name}")
+
+
+def _not_negative(**values: float) -> None:
+    for name, value in values.items():
+        if value < 0:
+            raise ConfigError(f"{name}={value!r}: cannot be negative", code=f"bad_{name}")
+
+
+__all__ = ["ConnectError", "Producer", "RingFull"]

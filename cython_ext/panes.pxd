@@ -10,10 +10,11 @@ Invariants:
 - between the passing of a watermark and the end of the firing that it causes, no row is processed.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 
-from flexstream.cython_ext.arena cimport Arena
+from flexstream.cython_ext.arena cimport Arena, ArenaStatus
 from flexstream.cython_ext.blocks cimport Output
+from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT
 from flexstream.cython_ext.partial cimport Layout, Table
 from flexstream.cython_ext.program cimport Program, Scratch
 from flexstream.cython_ext.ring cimport Ring
@@ -107,11 +108,34 @@ cdef struct Query:
     uint64_t failed           # 0, or why the query stopped
 
 
-cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
-                         uint32_t n) noexcept nogil
-cdef Step query_fire(Query *query, Context *context, uint32_t group, int64_t watermark) noexcept nogil
+cdef inline int64_t floor_to(int64_t value, int64_t step) noexcept nogil:
+    cdef int64_t rest = value % step
+    return value - rest - (step if rest < 0 else 0)
+
+
+cdef inline int64_t first_end(const Query *query, int64_t pane_start) noexcept nogil:
+    """The end of the earliest window that holds the pane."""
+    return -floor_to(-(pane_start + query.pane - query.size), query.slide) + query.size
+
+
+cdef inline int64_t last_end(const Query *query, int64_t pane_start) noexcept nogil:
+    return floor_to(pane_start, query.slide) + query.size
+
+
+cdef inline int64_t end_after(const Query *query, int64_t moment) noexcept nogil:
+    """The earliest window end later than `moment`."""
+    if moment < -FS_TIME_LIMIT:
+        return INT64_MIN
+    return floor_to(moment - query.size, query.slide) + query.slide + query.size
+
+
+cdef void query_init(Query *query) noexcept nogil
+cdef void query_release(Query *query, Arena *arena) noexcept nogil
+cdef uint32_t pane_position(const PaneSet *panes, int64_t start) noexcept nogil
+cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_t start, Pane **out) noexcept nogil
+cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noexcept nogil
+cdef bint next_due(Query *query, PaneSet *panes, int64_t watermark, int64_t *end) noexcept nogil
+cdef int64_t first_open_end(Query *query, PaneSet *panes) noexcept nogil
+cdef bint hand_over(Output *output, Context *context, uint32_t kind, Query *query) noexcept nogil
 cdef bint query_flush(Query *query, Context *context) noexcept nogil
 cdef bint query_has_late_room(Query *query, Context *context, uint32_t n) noexcept nogil
-cdef void query_release(Query *query, Arena *arena) noexcept nogil
-cdef void query_init(Query *query) noexcept nogil
-cdef int64_t first_open_end(Query *query, PaneSet *panes) noexcept nogil

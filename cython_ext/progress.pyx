@@ -7,13 +7,14 @@ from flexstream.cython_ext.decoder cimport (
     DECODE_BARRIER, DECODE_EOS, DECODE_FAULT, DECODE_MARKER, DECODE_NEED, DECODE_ROWS, DECODE_WATERMARK, FRAME_ACK,
     FRAME_MAGIC, FRAME_VERSION, HEADER_BYTES, Decoded, decoder_next,
 )
+from flexstream.cython_ext.firing cimport query_fire
 from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_DEL, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, send,
 )
-from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed, fs_store_release
+from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_store_relaxed, fs_store_release
 from flexstream.cython_ext.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_AWAKE, SESSION_DONE
 from flexstream.cython_ext.panes cimport (
-    STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_fire, query_flush, query_has_late_room,
+    STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_has_late_room,
 )
 from flexstream.cython_ext.ring cimport Message, ring_push
 from flexstream.cython_ext.worker cimport (
@@ -191,8 +192,8 @@ cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot,
                         int64_t watermark) noexcept nogil:
     """The session promises no earlier row in the group. Reports SESSION_DONE when it has ended in all groups."""
     cdef int64_t *current = &stream.session_watermark[<size_t> group * stream.max_sessions + slot]
-    if watermark > (<int64_t> 1 << 62) and watermark != END_OF_STREAM:
-        watermark = <int64_t> 1 << 62
+    if watermark > FS_TIME_LIMIT and watermark != END_OF_STREAM:
+        watermark = FS_TIME_LIMIT
     if watermark <= current[0] or not stream.owned[group]:
         return
     fs_store_relaxed(<uint64_t *> current, <uint64_t> watermark)

@@ -8,7 +8,8 @@ from libc.string cimport memcpy
 from flexstream.cython_ext.allocator cimport Allocator
 from flexstream.cython_ext.blocks cimport output_destroy, output_init
 from flexstream.cython_ext.includes.native cimport fs_load_relaxed
-from flexstream.cython_ext.panes cimport PaneSet, Query, first_open_end, generic_kernel, query_init
+from flexstream.cython_ext.kernel cimport generic_kernel
+from flexstream.cython_ext.panes cimport PaneSet, Query, first_open_end, query_init
 from flexstream.cython_ext.partial cimport (
     FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, KEY_RAW, MAX_KEY_FIELDS, USED_BIT, Layout,
 )

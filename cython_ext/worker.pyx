@@ -443,7 +443,7 @@ cdef class Worker:
             "rows": fs_load_relaxed(&state.rows),
             "bytes": fs_load_relaxed(&state.bytes_received),
             "receive_calls": fs_load_relaxed(&state.receive_calls),
-            "busy_share": round(fs_load_relaxed(&state.busy_ns) / up, 4),
+            "busy_share": round(<double> fs_load_relaxed(&state.busy_ns) / <double> up, 4),
             "busy_ns": fs_load_relaxed(&state.busy_ns),
             "connections": fs_load_relaxed(&state.n_connections),
             "cpu_seconds": fs_load_relaxed(&state.cpu_ns) / 1e9,

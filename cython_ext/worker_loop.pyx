@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.decoder cimport FAULT_FENCED, FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
+from flexstream.cython_ext.firing cimport query_fire
 from flexstream.cython_ext.includes.linux cimport (
     CPU_SET, CPU_ZERO, EAGAIN, EINTR, EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, cpu_set_t, epoll_ctl,
     epoll_event, epoll_wait, errno, poll, pollfd, read, recv, sched_setaffinity, send, write,
@@ -16,7 +17,7 @@ from flexstream.cython_ext.messages cimport (
     ADD_CONNECTION, ADD_QUERY, ADD_STREAM, DROP_QUERY, FEED, GIVEN_BACK, HOLD, PING, PONG, QUERY_GONE,
     REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, STOP,
 )
-from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_fire, query_flush, query_release
+from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
 from flexstream.cython_ext.progress cimport (
     END_OF_STREAM, NO_WATERMARK, begin_advance, begin_rows, close_connection, push_limbo, raise_session, report,
     send_ack, worker_progress,
@@ -118,7 +119,10 @@ cdef void free_session(WorkerState *worker, StreamState *stream, uint32_t slot) 
     for g in range(stream.groups):
         at = <size_t> g * stream.max_sessions + slot
         if stream.connection[at] != NULL:
-            close_connection(worker, stream.connection[at], FAULT_NO_SESSION)
+            if stream.connection[at].decoder.ended:
+                stream.connection[at] = NULL        # it said EOS: closing is the producer's turn
+            else:
+                close_connection(worker, stream.connection[at], FAULT_NO_SESSION)
     stream.session_state[slot] = SESSION_NONE
 
 

@@ -19,11 +19,13 @@ T = TypeVar("T")
 class AsyncProducer:
     """`async with AsyncProducer(address, stream=...) as producer: await producer.send(rows)`.
 
-    Takes the arguments of Producer. Packing, partitioning and sending run on one thread of its own, in the order of
-    the calls, mostly without the GIL: the event loop goes on. `await send` returns when the rows are taken, so
-    back-pressure suspends the task that sends, and only that one. With `on_full="raise"` it raises RingFull instead.
+    Takes the arguments of Producer. Packing, partitioning and sending run on one thread of its own, in the
+    order of the calls, mostly without the GIL: the event loop goes on. `await send` returns when the rows are
+    taken, so back-pressure suspends the task that sends, and only that one. With `on_full="raise"` it raises
+    RingFull instead.
 
-    Cancelling a `send` stops the waiting, not the sending: rows already handed over still go out, exactly once.
+    Cancelling a `send` stops the waiting, not the sending: rows already handed over still go out, exactly
+    once.
     """
 
     def __init__(self, address: str, *, stream: str | Stream, **settings: Any) -> None:
@@ -38,7 +40,9 @@ class AsyncProducer:
     @property
     def _live(self) -> Producer:
         if self._producer is None:
-            raise ConnectError("the producer is not open", code="closed", hint="use `async with`, or `await open()`")
+            raise ConnectError(
+                "the producer is not open", code="closed", hint="use `async with`, or `await open()`"
+            )
         return self._producer
 
     async def open(self) -> AsyncProducer:

@@ -166,6 +166,13 @@ def _size(value: object) -> int:
     raise ValueError("a number of bytes such as 1073741824 or 1GiB")
 
 
+def _frame_bytes(value: object) -> int:
+    size = _size(value)
+    if not 4096 <= size <= 1 << 20:
+        raise ValueError("4096 to 1048576 bytes (4KiB to 1MiB)")
+    return size
+
+
 def _seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
         return float(value)
@@ -264,11 +271,11 @@ SETTINGS: dict[str, Setting] = {
         Setting("token_file", _optional(_path), None, "file with the token; needed off loopback"),
         Setting("data_dir", _path, None, "where catalog and results are kept; one daemon each"),
         Setting("workers", _workers, "auto", "number of workers, or the cores to pin them to (0,1)"),
-        Setting("groups", _count(1, 65535), 128, "key groups; fixed for the life of a data_dir"),
+        Setting("groups", _count(1, 65534), 128, "key groups; fixed for the life of a data_dir"),
         Setting("nic", _choice("user"), "user", "how rows reach cores: user (no privilege needed)"),
         Setting("pin", _flag, True, "pin each worker to its core"),
         Setting("busy_poll", _flag, False, "spin instead of sleep: lower latency, a full core per worker"),
-        Setting("frame_bytes", _size, 32768, "size of a receive block, and of a frame"),
+        Setting("frame_bytes", _frame_bytes, 32768, "size of a receive block, and of a frame"),
         Setting("state_memory_bytes", _optional(_size), None, "bound on window state"),
         Setting("idle_timeout_s", _seconds, 30.0, "after this long a silent producer stops holding windows"),
         Setting("session_timeout_s", _seconds, 60.0, "how long a broken producer may take to come back"),

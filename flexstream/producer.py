@@ -20,7 +20,7 @@ from flexstream.stream import Stream
 
 
 class RingFull(BackPressure):
-    """`send` with `on_full="raise"` found no room. `accepted` rows of the call were taken: send the rest again."""
+    """`on_full="raise"` and no room. `accepted` rows of the call were taken: send the rest again."""
 
     default_code = "ring_full"
     accepted: int = 0
@@ -29,20 +29,21 @@ class RingFull(BackPressure):
 class Producer:
     """A session on a stream: rows in, one connection per key group out.
 
-    `address` is the daemon's control port, `"host:port"`, or its data port, `"tcp://host:port"`. `stream` is a
-    name, or a Stream whose schema the server must have too.
+    `address` is the daemon's control port, `"host:port"`, or its data port, `"tcp://host:port"`. `stream` is
+    a name, or a Stream whose schema the server must have too.
 
-    A row that `send` has taken is kept until the server has acknowledged it, and sent again after a reconnect: at most
-    `replay_bytes` per group, then `send` waits (`on_full="block"`) or raises RingFull (`"raise"`). Frames leave when
-    they are full or `linger_ms` old. With `watermark="auto"` the session's watermark is the largest event time
-    of completed `send` calls minus `max_disorder`; rows within one call may come in any order.
+    A row that `send` has taken is kept until the server has acknowledged it, and sent again after a
+    reconnect: at most `replay_bytes` per group, then `send` waits (`on_full="block"`) or raises RingFull
+    (`"raise"`). Frames leave when they are full or `linger_ms` old. With `watermark="auto"` the session's
+    watermark is the largest event time of completed `send` calls minus `max_disorder`; rows within one call
+    may come in any order.
 
-    Several threads may call `send`; their calls are served one at a time. Used as a context manager it ends the
-    stream properly: without `close()` the server waits for this session until it times out.
+    Several threads may call `send`; their calls are served one at a time. Used as a context manager it ends
+    the stream properly: without `close()` the server waits for this session until it times out.
 
-    Raises ConnectError when nobody answers within `connect_timeout_s`, ProtocolError when the server refuses. A
-    connection that breaks later is mended in the background for up to `retry_s` (`state` is then "waiting"); after
-    that every call raises ConnectError with the rows that are not acknowledged.
+    Raises ConnectError when nobody answers within `connect_timeout_s`, ProtocolError when the server refuses.
+    A connection that breaks later is mended in the background for up to `retry_s` (`state` is then
+    "waiting"); after that every call raises ConnectError with the rows that are not acknowledged.
     """
 
     def __init__(
@@ -110,10 +111,10 @@ class Producer:
         return self._live.state
 
     def send(self, rows: Any) -> int:
-        """Take rows: a numpy structured array, an Arrow batch or table, a pandas or polars frame, or (slow) dicts.
+        """Take rows: a numpy structured array, Arrow batch or table, pandas or polars frame, or (slow) dicts.
 
-        Returns how many. They are on their way when it returns, not yet received: see `flush`. Raises SchemaError
-        for rows that do not fit (then none is taken), RingFull, or what ended the session.
+        Returns how many. They are on their way when it returns, not yet received: see `flush`. Raises
+        SchemaError for rows that do not fit (then none is taken), RingFull, or what ended the session.
         """
         return self.send_packed(self._pack(rows))
 
@@ -143,14 +144,16 @@ class Producer:
         return error
 
     def watermark(self, time: Any) -> None:
-        """Promise that no later row is older than `time` (an int in the stream's unit, or a numpy datetime64).
+        """Promise that no later row is older than `time`: an int in the stream's unit, or a datetime64.
 
-        It takes its place behind every row sent so far. Lower than before: ignored. A promise that is not kept
-        makes rows late. Only with `watermark="explicit"`.
+        It takes its place behind every row sent so far. Lower than before: ignored. A promise that is not
+        kept makes rows late. Only with `watermark="explicit"`.
         """
         if not self._explicit:
             raise ConfigError(
-                "this producer makes its own watermarks", code="bad_watermark", hint='Producer(..., watermark="explicit")'
+                "this producer makes its own watermarks",
+                code="bad_watermark",
+                hint='Producer(..., watermark="explicit")',
             )
         if isinstance(time, np.datetime64):
             time = time.astype(f"datetime64[{self.stream.time_unit}]").astype(np.int64)
@@ -165,15 +168,15 @@ class Producer:
             return self._sender.put_marker()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send what is buffered and wait until the server has received it all. ConnectError after `timeout` s."""
+        """Send what is buffered; wait until the server has all of it. ConnectError after `timeout` seconds."""
         self._live.check()
         self._live.flush(timeout)
 
     def close(self, timeout: float = 30.0) -> None:
         """End of stream: flush, EOS, and wait until the server has processed every row; then disconnect.
 
-        Raises ConnectError when that takes longer than `timeout`, or what ended the session before if rows were left
-        over. Closing twice is fine.
+        Raises ConnectError when that takes longer than `timeout`, or what ended the session before if rows
+        were left over. Closing twice is fine.
         """
         session = self._live
         with self._send_lock:
@@ -185,7 +188,7 @@ class Producer:
             raise error
 
     def stats(self) -> dict[str, Any]:
-        """Counters: rows, rows_acked, frames, bytes, watermarks, connections, reconnects, waited_s and more."""
+        """Counters: rows, rows_acked, frames, bytes, watermarks, connections, reconnects, waited_s, ..."""
         return self._live.stats()
 
     def __enter__(self) -> Producer:
@@ -205,7 +208,9 @@ class Producer:
     def __del__(self) -> None:
         session = getattr(self, "_session", None)
         if session is not None and session.state not in ("closed", "failed"):
-            warnings.warn(f"{self!r} was not closed: its last rows may be lost", ResourceWarning, stacklevel=2)
+            warnings.warn(
+                f"{self!r} was not closed: its last rows may be lost", ResourceWarning, stacklevel=2
+            )
             session.abort()
 
     def __repr__(self) -> str:
@@ -217,7 +222,9 @@ class Producer:
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}", code=f"bad_{name}")
+        raise ConfigError(
+            f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}", code=f"bad_{name}"
+        )
 
 
 def _not_negative(**values: float) -> None:

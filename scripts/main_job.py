@@ -165,7 +165,7 @@ class Events:
 
     @property
     def span_ms(self) -> int:
-        return POOL * BATCH_ROWS * 1000 // EVENT_RATE
+        return -(-POOL * BATCH_ROWS * 1000 // EVENT_RATE)  # rounded up: passes must not overlap
 
     @property
     def rows(self) -> int:

@@ -24,7 +24,7 @@ enum { MAX_FD = 4096, HELLO_MAX = 8192, EVENTS = 256, QUIET_MS = 20 };
 
 /* Per connection: the HELLO as far as it came, then the place in the stream of frames (only if it is followed). */
 struct connection {
-    int open, greeted, follow, control, hello_filled;
+    int greeted, follow, control, ended, hello_filled;
     int64_t ack_bytes, unacked;
     uint64_t next_row;
     uint16_t group;
@@ -101,6 +101,15 @@ static void answer_hello(int fd, struct connection *c)
         data_open++, data_seen = 1;
 }
 
+/* The last row of a data connection has come: its EOS where frames are followed, its close where they are not. */
+static void end_group(struct connection *c)
+{
+    if (c->greeted && !c->control && !c->ended) {
+        c->ended = 1;
+        data_open--;
+    }
+}
+
 /* Walk over the frames in these bytes: count rows, acknowledge them, note the control connection's EOS. */
 static void follow(int fd, struct connection *c, const unsigned char *at, size_t size)
 {
@@ -121,8 +130,10 @@ static void follow(int fd, struct connection *c, const unsigned char *at, size_t
             if (c->header.magic != MAGIC)
                 DIE("group %d: not a frame", c->group);
             c->payload_left = c->header.payload_bytes;
-            if (c->control && c->header.type == EOS)
+            if (c->header.type == EOS && c->control)
                 control_eos = 1;
+            else if (c->header.type == EOS)
+                end_group(c);
         }
         if (c->payload_left == 0 && c->header.type == DATA) {
             c->next_row = c->header.sequence + c->header.value;
@@ -136,8 +147,7 @@ static void follow(int fd, struct connection *c, const unsigned char *at, size_t
             c->unacked = 0;
         }
     }
-    if (c->control)
-        finish_control();
+    finish_control();
 }
 
 /* Nothing came for a while: what is received but not acknowledged yet would hold the peer up. */
@@ -155,8 +165,7 @@ static void acknowledge_rest(void)
 static void close_connection(int fd)
 {
     struct connection *c = &connections[fd];
-    if (c->greeted && !c->control)
-        data_open--;
+    end_group(c);
     if (fd == control_fd)
         control_fd = -1;
     free(c->hello);
@@ -219,7 +228,6 @@ static void accept_all(int listener)
         if (fd >= MAX_FD)
             DIE("more than %d connections", MAX_FD);
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        connections[fd].open = 1;
         struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
         epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
     }

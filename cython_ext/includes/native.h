@@ -21,6 +21,9 @@ static inline void fs_count(uint64_t *p, uint64_t n) {
     __atomic_store_n(p, __atomic_load_n(p, __ATOMIC_RELAXED) + n, __ATOMIC_RELAXED);
 }
 
+/* Event times beyond it (in either direction) would overflow the window arithmetic. */
+#define FS_TIME_LIMIT (INT64_C(1) << 62)
+
 /* Rows are packed, so fields are unaligned: memcpy is how C spells an unaligned load. */
 static inline int16_t fs_i16(const unsigned char *p) { int16_t v; memcpy(&v, p, 2); return v; }
 static inline int32_t fs_i32(const unsigned char *p) { int32_t v; memcpy(&v, p, 4); return v; }

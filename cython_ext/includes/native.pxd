@@ -24,6 +24,8 @@ cdef extern from "native.h" nogil:
     bint fs_sub_overflows(int64_t a, int64_t b, int64_t *r) noexcept
     bint fs_mul_overflows(int64_t a, int64_t b, int64_t *r) noexcept
 
+    const int64_t FS_TIME_LIMIT
+
     uint64_t fs_now_ns() noexcept
     uint64_t fs_realtime_ns() noexcept
     uint64_t fs_thread_cpu_ns() noexcept

@@ -45,7 +45,7 @@ def tail(
         log = client.get(f"/v1/queries/{quote(name, safe='')}").get("log") or {}
         first, following = log.get("first_offset", 0), log.get("next_offset", 0)
         offset = max(first, following - rows)
-    lines = client.lines(name, late=late, offset=offset, limit=limit, follow=(follow and not late) or None)
+    lines = client.lines(name, late=late, offset=offset, limit=limit, follow=follow or None)
     try:
         if as_json:
             for line in lines:

@@ -89,5 +89,7 @@ def _refusal(control: Address, path: str, status: int, body: bytes) -> FlexStrea
     message = document.get("message") or f"HTTP status {status}"
     kind = ConnectError if status >= 500 else ProtocolError
     return kind(
-        f"{control} refused GET {path}: {message}", code=document.get("code") or code, hint=document.get("hint")
+        f"{control} refused GET {path}: {message}",
+        code=document.get("code") or code,
+        hint=document.get("hint"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -114,7 +115,9 @@ class _Attempt:
         except ValueError:
             document = None
         if header.type is not FrameType.ACK or header.group != self.group or not isinstance(document, dict):
-            raise ProtocolError(f"the answer to HELLO is {header.type.name} for group {header.group}", code="bad_answer")
+            raise ProtocolError(
+                f"the answer to HELLO is {header.type.name} for group {header.group}", code="bad_answer"
+            )
         return Welcome(self.group, self.sock, header.value, header.sequence, document)
 
 
@@ -136,14 +139,14 @@ def refusal(value: int, payload: bytes) -> ProtocolError:
     """An ERROR frame as an exception."""
     known = error_code(value)
     document: Any = None
-    try:
+    with contextlib.suppress(ValueError):
         document = json.loads(payload)
-    except ValueError:
-        pass
     if not isinstance(document, dict):
         document = {}
     code = document.get("code") or (known.code if known else f"error_{value}")
-    return ProtocolError(f"the server refused: {document.get('message') or code}", code=code, hint=document.get("hint"))
+    return ProtocolError(
+        f"the server refused: {document.get('message') or code}", code=code, hint=document.get("hint")
+    )
 
 
 def retryable(error: BaseException) -> bool:
@@ -154,7 +157,9 @@ def retryable(error: BaseException) -> bool:
 
 
 def _start(address: Address, hello: Hello, group: int) -> _Attempt:
-    family, kind, protocol, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    family, kind, protocol, _, target = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM
+    )[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
@@ -199,7 +204,9 @@ def _greet_some(
                     selector.unregister(attempt.sock)
                 else:
                     selector.modify(
-                        attempt.sock, selectors.EVENT_WRITE if attempt.to_send else selectors.EVENT_READ, attempt
+                        attempt.sock,
+                        selectors.EVENT_WRITE if attempt.to_send else selectors.EVENT_READ,
+                        attempt,
                     )
             if time.monotonic() >= deadline:
                 for key in list(selector.get_map().values()):

@@ -1,7 +1,8 @@
-"""A producer's life on a stream: registered on the control connection, alive through reconnects, ended by EOS.
+"""A producer's life on a stream: registered on the control connection, through reconnects, to EOS.
 
-One service thread per session owns everything that connects. Callers of `Producer.send` only fill lanes; a lane that
-needs a connection, or has lost it, wakes this thread. All waiting is in native code without the GIL.
+One service thread per session owns everything that connects. Callers of `Producer.send` only fill lanes; a
+lane that needs a connection, or has lost it, wakes this thread. All waiting is in native code without the
+GIL.
 """
 
 from __future__ import annotations
@@ -82,15 +83,19 @@ class Session:
             self.groups = int(welcome.document["groups"])
         except (KeyError, TypeError, ValueError, FlexStreamError) as error:
             welcome.sock.close()
-            raise ProtocolError(f"the control ACK of {self.data} does not describe the stream: {error}") from error
-        self._hello = replace(self._hello, row_bytes=self.stream.schema.row_bytes, schema=self.stream.schema.hash)
+            raise ProtocolError(
+                f"the control ACK of {self.data} does not describe the stream: {error}"
+            ) from error
+        self._hello = replace(
+            self._hello, row_bytes=self.stream.schema.row_bytes, schema=self.stream.schema.hash
+        )
         self.sender = self._make_sender(welcome)
         self.sender.attach(CONTROL, welcome.sock.detach(), 0)
         self.state = "connected"
         self._thread = threading.Thread(target=self._run, name=f"flexstream-{settings.stream}", daemon=True)
         self._thread.start()
 
-    # ---- the beginning --------------------------------------------------------------------------------------
+    # ---- the beginning -------------------------------------------------------------------------------
 
     def _first_contact(self) -> Welcome:
         deadline = time.monotonic() + self.settings.connect_timeout_s
@@ -121,7 +126,8 @@ class Session:
             f"gave up on {where} after {tried_s:g} s of trying (stream {self.settings.stream!r}, "
             f"HELLO with back-off); the last error: {reason}",
             code="unreachable",
-            hint=getattr(error, "hint", None) or "is the daemon running, and is this its address? `flexstream doctor`",
+            hint=getattr(error, "hint", None)
+            or "is the daemon running, and is this its address? `flexstream doctor`",
         )
 
     def _make_sender(self, welcome: Welcome) -> Sender:
@@ -130,7 +136,11 @@ class Session:
         server_frame = int(welcome.document.get("frame_bytes") or FRAME_BYTES)
         rows = welcome.rows_per_frame or server_frame // row_bytes
         if s.frame_bytes is not None:
-            limit = server_frame if self._hello.crc else int(welcome.document.get("max_frame_bytes") or server_frame)
+            limit = (
+                server_frame
+                if self._hello.crc
+                else int(welcome.document.get("max_frame_bytes") or server_frame)
+            )
             rows = min(s.frame_bytes, limit) // row_bytes
         rows = max(rows, 1)
         unit_ns = self.stream.unit_ns
@@ -149,7 +159,7 @@ class Session:
             max_disorder=disorder,
         )
 
-    # ---- the service thread -----------------------------------------------------------------------------------
+    # ---- the service thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -182,7 +192,9 @@ class Session:
             self._down_since = now
             self.state = "waiting"
             self._last_error = _describe(faults[0])
-            log.warning("%d connection(s) to %s lost (%s); reconnecting", len(broken), self.data, self._last_error)
+            log.warning(
+                "%d connection(s) to %s lost (%s); reconnecting", len(broken), self.data, self._last_error
+            )
             if self._attempts:  # it broke again at once: do not spin
                 self._postpone(self._last_error)
                 return
@@ -225,7 +237,9 @@ class Session:
                 )
             elif lost:
                 self.rows_lost += lost
-                log.error("group %d: the server restarted without %d rows that it had acknowledged", group, lost)
+                log.error(
+                    "group %d: the server restarted without %d rows that it had acknowledged", group, lost
+                )
         return list(errors.values())
 
     def _judge(self, errors: list[Exception]) -> None:
@@ -259,7 +273,7 @@ class Session:
             log.error("producer %s on %s failed: %s", self.settings.producer_id, self.data, error.message)
         self.sender.close_all()
 
-    # ---- for Producer -----------------------------------------------------------------------------------------
+    # ---- for Producer --------------------------------------------------------------------------------
 
     def unsent(self) -> str:
         """Names the rows that the server has not acknowledged."""
@@ -286,7 +300,9 @@ class Session:
                 return
             self.check()
             if left_ms <= 0:
-                raise ConnectError(f"flush: after {timeout_s:g} s {self.unsent()}", code="timeout", hint=self._why())
+                raise ConnectError(
+                    f"flush: after {timeout_s:g} s {self.unsent()}", code="timeout", hint=self._why()
+                )
 
     def _why(self) -> str:
         if self.state == "waiting":
@@ -294,7 +310,7 @@ class Session:
         return "the server is slow; wait longer"
 
     def end(self, timeout_s: float) -> None:
-        """Flush, EOS everywhere, wait for the final ACK, close. Raises ConnectError when that does not come."""
+        """Flush, EOS everywhere, wait for the final ACK, close. ConnectError when that does not come."""
         if self.state in ("closed", "failed"):
             self.abort()
             return
@@ -305,6 +321,7 @@ class Session:
             self._closing = True
             while not self.sender.control_acks():
                 self._pause(deadline)
+            self.sender.flush(0)  # reads the last acknowledgements, for the statistics
         finally:
             self.abort()
 
@@ -312,7 +329,9 @@ class Session:
         self.check()
         if time.monotonic() >= deadline:
             raise ConnectError(
-                f"close: no final ACK from {self.data} in time; {self.unsent()}", code="timeout", hint=self._why()
+                f"close: no final ACK from {self.data} in time; {self.unsent()}",
+                code="timeout",
+                hint=self._why(),
             )
         time.sleep(0.001)
 

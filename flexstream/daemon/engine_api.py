@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from flexstream.query import Query
     from flexstream.state.result_log import ResultLog
     from flexstream.stream import Stream
@@ -33,7 +31,7 @@ class EngineAPI(Protocol):
 
     def result_log(self, name: str) -> ResultLog: ...
 
-    def late(self, name: str, offset: int = 0) -> Iterator[pa.RecordBatch]: ...
+    def late_log(self, name: str) -> ResultLog: ...
 
     def status(self) -> dict[str, Any]: ...
 

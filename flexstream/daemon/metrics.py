@@ -135,6 +135,10 @@ def _stream(page: Page, name: str, stream: Mapping[str, Any]) -> None:
         labels = {"stream": name, "producer": holder.get("producer"), "idle": int(bool(holder.get("idle")))}
         help_text = "Watermark of the producers that hold the stream back"
         page.add("flexstream_stream_held_by", "gauge", help_text, holder.get("watermark"), **labels)
+    for how in ("ended", "expired"):
+        count = stream.get(f"sessions_{how}")
+        help_text = "Producers that said end of stream, or broke and did not come back"
+        page.add("flexstream_sessions_closed_total", "counter", help_text, count, stream=name, how=how)
     sessions = stream.get("sessions") or []
     for state in SESSION_STATES:
         count = sum(1 for session in sessions if session.get("state") == state)

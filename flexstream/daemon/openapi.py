@@ -86,16 +86,14 @@ def _rows(description: str) -> Json:
             },
             "application/x-ndjson": {"schema": {"type": "string", "description": "one JSON object per row"}},
         },
-    }
-    if offsets:
-        reply["headers"] = {
+        "headers": {
             name: {"description": text, "schema": {"type": "integer"}}
             for name, text in (
                 ("X-FlexStream-First-Offset", "oldest row in the log when the reply began"),
                 ("X-FlexStream-Next-Offset", "offset of the next row to come when the reply began"),
             )
-        }
-    return reply
+        },
+    }
 
 
 ERROR = {"$ref": "#/components/responses/Error"}

@@ -7,6 +7,7 @@ import hmac
 import logging
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -63,6 +64,8 @@ class Daemon:
         self._drain_timeout_s = drain_timeout_s
         self._suppressed = suppressed
         self._requests: Counter[tuple[str, str, int]] = Counter()
+        self._looking = threading.Lock()
+        self._last_status: dict[str, Any] | None = None
         self._changing = asyncio.Lock()  # one change of streams and queries at a time
         self._tasks: list[asyncio.Task[None]] = []
         self._started = time.time()
@@ -194,9 +197,21 @@ class Daemon:
             self.catalog_failed[what] = str(error)
             log.error("catalog_entry_failed", extra={"fields": {"entry": what, "error": error}})
 
+    async def engine_status(self) -> dict[str, Any]:
+        """The engine's status; once it drains, the last one before that: its workers are being taken down."""
+        return await asyncio.to_thread(self._engine_status)
+
+    def _engine_status(self) -> dict[str, Any]:
+        with self._looking:
+            return self._last_status if self._last_status is not None else self.engine.status()
+
+    def _freeze_status(self) -> None:
+        with self._looking:
+            self._last_status = {**self.engine.status(), "state": "draining"}
+
     async def status(self) -> dict[str, Any]:
         """The engine's status and, under "daemon", the daemon's own."""
-        status = dict(await asyncio.to_thread(self.engine.status))
+        status = dict(await self.engine_status())
         data = self.engine.data_address
         status["daemon"] = {
             "version": flexstream.__version__,
@@ -242,6 +257,7 @@ class Daemon:
             "STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={int((self._drain_timeout_s + 10) * 1e6)}"
         )
         async with self._changing:
+            await asyncio.to_thread(self._freeze_status)
             open_windows = await asyncio.to_thread(self.engine.drain, self._drain_timeout_s)
             self.readers.stopping.set()
         for task in self._tasks:
@@ -278,16 +294,17 @@ class Daemon:
             return
         while True:
             with suppress(TimeoutError):
-                status = await asyncio.wait_for(asyncio.to_thread(self.engine.status), interval_s)
+                status = await asyncio.wait_for(self.engine_status(), interval_s)
                 if status.get("state") != "failed":
                     notify("WATCHDOG=1")
             await asyncio.sleep(interval_s / 2)
 
     def _enforce_retention(self, name: str) -> None:
         self.engine.result_log(name).enforce_retention()
+        self.engine.late_log(name).enforce_retention()
 
     async def _trim(self) -> None:
-        """Retention for queries that get no results: an append would do it for the others."""
+        """Retention for logs that get no rows: an append does it for the others."""
         while True:
             await asyncio.sleep(RETENTION_EVERY_S)
             for name in list(self.engine.queries):

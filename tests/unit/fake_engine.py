@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ class FakeEngine:
         self.state = "running"
         self.calls: list[str] = []
         self.open_windows: list[Any] = []
-        self.late_rows: dict[str, list[pa.RecordBatch]] = {}
+        self.before_drain: Callable[[], object] = lambda: None
+        self._late: dict[str, ResultLog] = {}
         self.log_options: dict[str, Any] = {}
         self._streams: dict[str, fs.Stream] = {}
         self._queries: dict[str, fs.Query] = {}
@@ -77,6 +78,8 @@ class FakeEngine:
         with self._lock:
             self._queries[query.name] = query
             self._logs[query.name] = result_log
+            late = query.stream.schema.to_arrow().append(pa.field("watermark", pa.timestamp("ms")))
+            self._late[query.name] = ResultLog(None, late)
 
     def cancel(self, name: str) -> None:
         self.calls.append(f"cancel {name}")
@@ -92,14 +95,26 @@ class FakeEngine:
         result_log = self._logs[name]
         result_log.append(result_batch(self._queries[name], result_log.next_offset, count))
 
-    def late(self, name: str, offset: int = 0) -> Iterator[pa.RecordBatch]:
-        for batch in self.late_rows.get(name, []):
-            yield batch.slice(min(offset, batch.num_rows))
-            offset = max(0, offset - batch.num_rows)
+    def late_log(self, name: str) -> ResultLog:
+        return self._late[name]
+
+    def emit_late(self, name: str, campaigns: list[int]) -> None:
+        """As if rows of these campaigns had come too late."""
+        ids = np.array(campaigns, np.int64)
+        columns = [np.zeros(len(ids), np.int64), ids, np.full(len(ids), b"view", "S8"), ids]
+        schema = self._late[name].schema
+        arrays = [
+            pa.Array.from_buffers(field.type, len(ids), [None, pa.py_buffer(column)])
+            for field, column in zip(schema, columns, strict=True)
+        ]
+        self._late[name].append(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
     def drain(self, timeout: float | None = None) -> list[Any]:
         self.calls.append("drain")
+        self.before_drain()
         self.state = "draining"
+        for result_log in self._logs.values():
+            result_log.close()
         return self.open_windows
 
     def close(self) -> None:
@@ -125,6 +140,8 @@ class FakeEngine:
                     "ledger": {"received": 10, "applied": 7, "late": 1, "rejected": 2, "staged": 0,
                                "in_flight": 0},
                     "groups": [3] * self.groups,
+                    "sessions_ended": 6,
+                    "sessions_expired": 1,
                     "watermark": {"min": 100, "max": 200},
                     "held_by": [{"producer": "p1", "peer": "127.0.0.1:5", "watermark": 100, "idle": False}],
                     "sessions": [{"producer": "p1", "epoch": 1, "state": "live", "peer": "127.0.0.1:5",

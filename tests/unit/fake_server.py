@@ -45,7 +45,9 @@ class FakeServer:
         # Misbehaviour: change these at any time.
         self.refuse: ErrorCode | None = None  # answer to the next HELLOs
         self.refuse_data: ErrorCode | None = None  # on data connections only
-        self.drop_after: dict[int, list[int]] = {}  # group: close after so many bytes of the connection, in turn
+        self.drop_after: dict[
+            int, list[int]
+        ] = {}  # group: close after so many bytes of the connection, in turn
         self.ack = True
         self.reading = threading.Event()
         self.reading.set()
@@ -122,11 +124,14 @@ class _Connection:
         self.budget: int | None = None
         self.producer = ""
         self.crc = False
+        self.greeted = False
+        self.partial: Header | None = None
 
     def read(self, n: int) -> bytes:
         out = bytearray()
         while len(out) < n:
-            self.server.reading.wait()
+            if self.greeted:
+                self.server.reading.wait()
             want = n - len(out)
             if self.budget is not None:
                 want = min(want, self.budget)
@@ -141,8 +146,6 @@ class _Connection:
             if self.budget is not None:
                 self.budget -= len(chunk)
         return bytes(out)
-
-    partial: Header | None = None
 
     def keep_partial(self, received: bytearray) -> None:
         """The whole rows of a frame that was cut in the middle count, unless it has a CRC."""
@@ -179,7 +182,11 @@ class _Connection:
         if refuse is not None:
             self.sock.sendall(error_frame(refuse, f"no: {refuse.code}", "try another", group=header.group))
             return
-        document: dict[str, Any] = {"version": 1, "peer": self.sock.getpeername(), "local": self.sock.getsockname()}
+        document: dict[str, Any] = {
+            "version": 1,
+            "peer": self.sock.getpeername(),
+            "local": self.sock.getsockname(),
+        }
         if control:
             document |= {
                 "stream": server.stream.to_dict(),
@@ -198,6 +205,7 @@ class _Connection:
         self.sock.sendall(
             json_frame(FrameType.ACK, header.group, document, value=server.rows_per_frame, sequence=wanted)
         )
+        self.greeted = True
         drops = server.drop_after.get(header.group)
         self.budget = drops.pop(0) if drops else None
         while self.step(header.group):

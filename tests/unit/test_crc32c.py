@@ -39,4 +39,4 @@ def test_a_sum_can_be_continued():
 def test_x86_builds_use_the_instruction():
     import platform
 
-    assert HARDWARE == (platform.machine() == "x86_64")
+    assert (platform.machine() == "x86_64") == HARDWARE

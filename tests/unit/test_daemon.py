@@ -222,7 +222,7 @@ def test_results_come_as_json_lines() -> None:
     run(scenario)
 
 
-def test_following_gives_old_rows_then_new_ones_as_they_come_and_ends_when_the_daemon_stops() -> None:
+def test_following_gives_old_rows_then_new_ones_up_to_the_last_that_draining_makes() -> None:
     async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
         await post(session, "/v1/queries", views())
         engine.emit("ysb", 2)
@@ -232,8 +232,9 @@ def test_following_gives_old_rows_then_new_ones_as_they_come_and_ends_when_the_d
             seen.append(json.loads(await reply.content.readline())["campaign_id"])
             assert seen == [0, 1, 2]
             assert daemon.readers.open == 1
+            engine.before_drain = lambda: engine.emit("ysb", 1)
             await daemon.stop()
-            assert await reply.content.read() == b""
+            assert json.loads(await reply.content.read())["campaign_id"] == 3
         assert daemon.readers.open == 0
 
     run(scenario)
@@ -280,11 +281,11 @@ def test_late_rows_are_readable_and_an_empty_late_output_has_its_columns() -> No
         async with session.get("/v1/queries/ysb/late") as reply:
             empty = pa.ipc.open_stream(await reply.read()).read_all()
         assert empty.schema.names == ["event_time", "campaign_id", "event_type", "watermark"]
-        batch = pa.RecordBatch.from_pylist([{"campaign_id": n} for n in range(4)])
-        engine.late_rows["ysb"] = [batch, batch]
+        engine.emit_late("ysb", [0, 1, 2, 3])
+        engine.emit_late("ysb", [4, 5])
         async with session.get("/v1/queries/ysb/late?format=jsonl&offset=3&limit=2") as reply:
             rows = [json.loads(line) for line in (await reply.text()).splitlines()]
-        assert rows == [{"campaign_id": 3}, {"campaign_id": 0}]
+        assert [row["campaign_id"] for row in rows] == [3, 4]
 
     run(scenario)
 

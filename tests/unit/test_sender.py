@@ -99,7 +99,9 @@ def test_each_row_arrives_once_in_order_in_its_group(pad, groups):
             expected += header.value
 
 
-@pytest.mark.parametrize("key", ["i8", "u8", "i16", "u16", "i32", "u32", "bool", "f32", "f64", "timestamp[ns]", "bytes[5]"])
+@pytest.mark.parametrize(
+    "key", ["i8", "u8", "i16", "u16", "i32", "u32", "bool", "f32", "f64", "timestamp[ns]", "bytes[5]"]
+)
 def test_every_key_kind_is_grouped_as_the_stream_says(key):
     stream = make_stream(3, key)
     rows = make_rows(stream, 500, seed=1)

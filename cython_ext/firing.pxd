@@ -1,0 +1,5 @@
+from libc.stdint cimport int64_t, uint32_t
+
+from flexstream.cython_ext.panes cimport Context, Query, Step
+
+cdef Step query_fire(Query *query, Context *context, uint32_t group, int64_t watermark) noexcept nogil

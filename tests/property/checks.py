@@ -1,0 +1,326 @@
+"""What the engine says against what the oracle says, and random cases to compare them on."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import flexstream as fs
+from flexstream import col
+from flexstream.testing import run
+
+FINISH_S = 20.0  # no test waits longer than this for an engine
+UNITS = ("s", "ms", "us", "ns")
+KEY_KINDS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "f32", "f64", "bool", "timestamp", "bytes")
+VALUE_KINDS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64", "bool", "timestamp", "bytes")
+SUMMABLE = 1_000_003  # integer sums take remainders of it: no sum of a test's rows overflows
+
+
+@dataclass
+class Case:
+    stream: fs.Stream
+    rows: np.ndarray
+    queries: list[fs.Query]
+
+    def __repr__(self) -> str:
+        plans = "\n".join(query.explain() for query in self.queries)
+        return f"{self.stream.to_dict()}\n{plans}\n{self.rows[:40]!r} ({len(self.rows)} rows)"
+
+
+# -- reading what the engine says
+
+
+def column(batch: pa.RecordBatch, name: str) -> list[Any]:
+    values = batch.column(name)
+    if pa.types.is_timestamp(values.type):
+        return values.cast(pa.int64()).to_pylist()
+    if pa.types.is_fixed_size_binary(values.type):
+        return [value.rstrip(b"\0") for value in values.to_pylist()]
+    return values.to_pylist()
+
+
+def as_rows(batches: Any) -> list[dict[str, Any]]:
+    """Rows of record batches; times are integers, bytes are without padding."""
+    found: list[dict[str, Any]] = []
+    for batch in batches:
+        names = batch.schema.names
+        columns = [column(batch, name) for name in names]
+        found += [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return found
+
+
+def key_value(value: Any) -> Any:
+    if isinstance(value, float):
+        return math.nan if value != value else value + 0.0
+    return value
+
+
+def window_of(query: fs.Query, row: dict[str, Any]) -> tuple[int, tuple[Any, ...]]:
+    return row["window_start"], tuple(key_value(row[name]) for name in query.stream.key)
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Integers exactly, floats within 1e-9, NaN equals NaN, None equals None."""
+    if isinstance(left, float) and isinstance(right, float):
+        if math.isnan(left) or math.isnan(right):
+            return math.isnan(left) and math.isnan(right)
+        return left == right or math.isclose(left, right, rel_tol=1e-9)
+    return type(left) is type(right) and left == right
+
+
+# -- comparing
+
+
+def assert_same_results(query: fs.Query, results: list[dict[str, Any]], windows: dict[Any, Any]) -> None:
+    """`results` hold every window of the oracle once, with its values, and nothing else."""
+    size = query.window_spec.size_ns // query.stream.unit_ns
+    found = {}
+    for row in results:
+        window = window_of(query, row)
+        assert window not in found, f"{window} was emitted twice"
+        assert row["window_end"] == row["window_start"] + size
+        found[window] = {name: row[name] for name in query.aggregates}
+    assert found.keys() == windows.keys(), (
+        f"missing {sorted(map(repr, windows.keys() - found.keys()))[:5]}, "
+        f"too many {sorted(map(repr, found.keys() - windows.keys()))[:5]}"
+    )
+    for window, expected in windows.items():
+        for name, value in expected.items():
+            assert equal(found[window][name], value), (
+                f"{query.name} {window} {name}: engine {found[window][name]!r}, oracle {value!r}"
+            )
+
+
+def assert_counts(status: dict[str, Any], query: fs.Query, oracle: Any, n: int) -> None:
+    """Every row is in exactly one of applied, filtered, late and rejected."""
+    said = status["queries"][query.name]
+    assert said["state"] == "running", said
+    assert said["rows"] == n
+    assert said["filtered"] == len(oracle.filtered)
+    assert said["late"] == len(oracle.late)
+    assert sum(said["rejected"].values()) == len(oracle.rejected), (said["rejected"], oracle.rejected_by_reason)
+    applied = said["rows"] - said["filtered"] - said["late"] - sum(said["rejected"].values())
+    assert applied == len(oracle.applied)
+    assert said["open_windows"] == 0
+
+
+def assert_ledger(status: dict[str, Any], stream: str, n: int) -> None:
+    ledger = status["streams"][stream]["ledger"]
+    assert ledger["received"] == n
+    assert ledger["in_flight"] == 0
+    parts = ("applied", "late", "rejected", "staged", "in_flight")
+    assert ledger["received"] == sum(ledger[part] for part in parts)
+    assert sum(status["streams"][stream]["groups"]) == n
+
+
+def assert_conserved(engine: fs.Engine, case: Case) -> None:
+    """After finish(): results, counts and ledger agree with the oracle."""
+    status = engine.status()
+    for query in case.queries:
+        oracle = run(query, case.rows)
+        results = as_rows(engine.results(query.name))
+        assert all(row["revision"] == 0 for row in results)
+        assert_same_results(query, results, oracle.windows)
+        assert_counts(status, query, oracle, len(case.rows))
+        assert as_rows(engine.late(query.name)) == []
+        assert_groups(engine, case.stream, results)
+    assert_ledger(status, case.stream.name, len(case.rows))
+
+
+def assert_groups(engine: fs.Engine, stream: fs.Stream, results: list[dict[str, Any]]) -> None:
+    if not results:
+        return
+    rows = np.zeros(len(results), stream.schema.dtype)
+    for name in stream.key:
+        rows[name] = [row[name] for row in results]
+    assert stream.group_of(rows, engine.groups).tolist() == [row["group"] for row in results]
+
+
+# -- making cases
+
+
+def random_type(rnd: random.Random, kind: str) -> str:
+    if kind == "timestamp":
+        return f"timestamp[{rnd.choice(UNITS)}]"
+    return f"bytes[{rnd.choice((1, 2, 5, 8, 9, 16))}]" if kind == "bytes" else kind
+
+
+def random_stream(rnd: random.Random, name: str = "s") -> fs.Stream:
+    unit = rnd.choice(UNITS)
+    keys = {f"k{i}": random_type(rnd, rnd.choice(KEY_KINDS)) for i in range(rnd.randint(1, 3))}
+    values = {f"v{i}": random_type(rnd, rnd.choice(VALUE_KINDS)) for i in range(rnd.randint(1, 5))}
+    fields = [("t", f"timestamp[{unit}]"), *keys.items(), *values.items()]
+    rnd.shuffle(fields)
+    disorder = rnd.choice((0, 0, 1, 7, 50))
+    return fs.Stream("s" if name is None else name, dict(fields), key=list(keys), time="t", max_disorder=f"{disorder}{unit}")
+
+
+def random_values(rng: np.random.Generator, kind: str, dtype: Any, n: int) -> np.ndarray:
+    if kind == "bytes":
+        width = np.dtype(dtype).itemsize
+        letters = np.array([b"", b"a", b"b", b"ab", b"view", b"a\0b", b"\0c", b"\xff\x80", b"zzzzzzzzzzzzzzzz"], "S16")
+        return rng.choice(letters, n).astype(f"S{width}")
+    if kind == "bool":
+        return rng.integers(0, 2, n).astype(bool)
+    if kind in ("f32", "f64"):
+        values = np.round(rng.normal(0, 100, n), 3).astype(dtype)
+        special = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, -7.5], dtype)
+        return np.where(rng.random(n) < 0.08, rng.choice(special, n), values).astype(dtype)
+    limits = np.iinfo(dtype)
+    low, high = max(limits.min, -50), min(limits.max, 50)
+    values = rng.integers(low, high + 1, n).astype(dtype)
+    special = np.array([limits.min, limits.max, limits.max - 1, 0, 1], dtype)
+    return np.where(rng.random(n) < 0.04, rng.choice(special, n), values).astype(dtype)
+
+
+def random_rows(seed: int, stream: fs.Stream, n: int, keys: int, disordered: bool = True) -> np.ndarray:
+    """Rows in order of arrival, none further behind the newest than the stream's max_disorder."""
+    rng = np.random.default_rng(seed)
+    rows = np.zeros(n, stream.schema.dtype)
+    pool = np.zeros(max(1, keys), stream.schema.dtype)
+    for field in stream.schema:
+        if field.name in stream.key:
+            pool[field.name] = random_values(rng, field.kind, field.numpy, len(pool))
+    chosen = rng.integers(0, len(pool), n)
+    for field in stream.schema:
+        if field.name in stream.key:
+            rows[field.name] = pool[field.name][chosen]
+        elif field.name != stream.time:
+            rows[field.name] = random_values(rng, field.kind, field.numpy, n)
+    start = int(rng.choice([0, -1000, 1_600_000_000]))
+    pace = int(rng.choice([0, 1, 3, 40]))
+    newest = start + np.cumsum(rng.integers(0, pace + 1, n))
+    back = rng.integers(0, stream.max_disorder + 1, n) if disordered else 0
+    rows[stream.time] = newest - back
+    return rows
+
+
+class Expressions:
+    """Random expressions over a query's columns."""
+
+    def __init__(self, rnd: random.Random, columns: dict[str, str]) -> None:
+        self.rnd = rnd
+        self.ints = [n for n, t in columns.items() if t[0] in "iu" or t.startswith("timestamp")]
+        self.reals = [n for n, t in columns.items() if t[0] == "f"]
+        self.bools = [n for n, t in columns.items() if t == "bool"]
+        self.bytes = [n for n, t in columns.items() if t.startswith("bytes")]
+        self.widths = {n: int(columns[n][6:-1]) for n in self.bytes}
+
+    def integer(self, depth: int = 2) -> Any:
+        rnd = self.rnd
+        choice = rnd.randint(0, 9) if depth else rnd.randint(0, 2)
+        if choice == 0 or (choice <= 2 and not self.ints):
+            return fs.lit(rnd.choice((0, 1, -1, 2, 3, 7, -13, 100, 2**40, 2**63 - 1, -(2**63))))
+        if choice <= 2:
+            return col(rnd.choice(self.ints))
+        left = self.integer(depth - 1)
+        if choice == 3:
+            return -left
+        if choice == 4:
+            return abs(left)
+        if choice == 5:
+            return self.real(depth - 1).cast("i64")
+        right = self.integer(depth - 1)
+        operator = rnd.choice("+-*/%")
+        return {"+": left + right, "-": left - right, "*": left * right, "/": left // right, "%": left % right}[operator]
+
+    def real(self, depth: int = 2) -> Any:
+        rnd = self.rnd
+        choice = rnd.randint(0, 8) if depth else rnd.randint(0, 2)
+        if choice == 0 or (choice <= 2 and not self.reals):
+            return fs.lit(rnd.choice((0.0, -0.0, 1.0, 0.5, -2.25, 1e3, math.inf, math.nan)))
+        if choice <= 2:
+            return col(rnd.choice(self.reals))
+        if choice == 3:
+            return self.integer(depth - 1).cast("f64")
+        left = self.real(depth - 1)
+        if choice == 4:
+            return -left
+        if choice == 5:
+            return abs(left)
+        right = rnd.choice((self.real, self.integer))(depth - 1)
+        operator = rnd.choice("+-*/")
+        return {"+": left + right, "-": left - right, "*": left * right, "/": left / right}[operator]
+
+    def boolean(self, depth: int = 2) -> Any:
+        rnd = self.rnd
+        choice = rnd.randint(0, 9)
+        if choice <= 1 and depth:
+            return self.boolean(depth - 1) & self.boolean(depth - 1)
+        if choice <= 3 and depth:
+            return self.boolean(depth - 1) | self.boolean(depth - 1)
+        if choice == 4 and depth:
+            return ~self.boolean(depth - 1)
+        if choice == 5 and self.bools:
+            flag = col(rnd.choice(self.bools))
+            return rnd.choice((flag, flag == fs.lit(True), flag != col(rnd.choice(self.bools))))
+        if choice == 6 and self.bytes:
+            name = rnd.choice(self.bytes)
+            text = rnd.choice((b"", b"a", b"ab", b"view"))[: self.widths[name]]
+            return rnd.choice((col(name) == text, col(name) != text))
+        kinds = rnd.choice(((self.integer, self.integer), (self.real, self.real), (self.integer, self.real)))
+        left, right = kinds[0](max(0, depth - 1)), kinds[1](max(0, depth - 1))
+        return rnd.choice((left == right, left != right, left < right, left <= right, left > right, left >= right))
+
+
+def random_query(rnd: random.Random, stream: fs.Stream, name: str, lateness: int = 0) -> fs.Query:
+    query = stream.query(name)
+    for step in range(rnd.randint(0, 3)):
+        make = Expressions(rnd, query.columns)
+        kind = rnd.randint(0, 3)
+        if kind <= 1:
+            query = query.filter(make.boolean())
+        elif kind == 2:
+            made = {f"m{step}": rnd.choice((make.integer, make.real))()}
+            if rnd.random() < 0.3:  # replace a column
+                known = [n for n in query.columns if n.startswith("v")]
+                if known:
+                    made[rnd.choice(known)] = make.integer(1)
+            query = query.map(**made)
+        else:
+            names = [n for n in query.columns if n not in stream.key and n != "t"]
+            if names:
+                query = query.project(*rnd.sample(names, rnd.randint(1, len(names))))
+    unit = stream.time_unit
+    if rnd.random() < 0.5:
+        window = fs.tumbling(f"{rnd.choice((1, 10, 60, 1000))}{unit}")
+    else:
+        size = rnd.choice((2, 10, 30, 101))
+        window = fs.sliding(f"{size}{unit}", every=f"{rnd.randint(max(1, size // 8), size)}{unit}")
+    query = query.window(window, allowed_lateness=f"{lateness}{unit}")
+    make = Expressions(rnd, query.columns)
+    aggregates: dict[str, Any] = {"n": fs.count()} if rnd.random() < 0.7 else {}
+    for i in range(rnd.randint(0 if aggregates else 1, 4)):
+        fn = rnd.choice((fs.sum, fs.min, fs.max, fs.avg, fs.stddev))
+        if fn in (fs.min, fs.max):
+            argument = rnd.choice((make.integer, make.real))(1)
+            if rnd.random() < 0.4 and (make.ints or make.reals):
+                argument = col(rnd.choice(make.ints + make.reals))
+        elif rnd.random() < 0.5:
+            argument = make.integer(1) % SUMMABLE
+        else:
+            argument = col(rnd.choice(make.reals)) if make.reals else make.real(1)
+        aggregates[f"a{i}"] = fn(argument)
+    return query.agg(**aggregates)
+
+
+def random_case(rnd: random.Random, max_rows: int = 300) -> Case:
+    stream = random_stream(rnd)
+    rows = random_rows(rnd.getrandbits(32), stream, rnd.randint(0, max_rows), rnd.choice((1, 3, 20, 1000)))
+    queries = [random_query(rnd, stream, f"q{i}") for i in range(rnd.randint(1, 3))]
+    return Case(stream, rows, queries)
+
+
+def random_batches(rnd: random.Random, rows: np.ndarray) -> list[np.ndarray]:
+    biggest = rnd.choice((1, 7, 100, 5000))
+    batches, at = [], 0
+    while at < len(rows):
+        n = rnd.randint(1, biggest)
+        batches.append(rows[at : at + n])
+        at += n
+    return batches

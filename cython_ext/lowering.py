@@ -123,7 +123,8 @@ class _Lowering:
             if source == node.type or {source, node.type} == {"bool", "i64"}:
                 return arguments[0]
             return self.emit(I_TO_F if node.type == "f64" else F_TO_I, self.new_register(), arguments[0])
-        return self.emit(OPERATORS[node.op, node.args[0].type], self.new_register(), *arguments)
+        right = arguments[1] if len(arguments) > 1 else 0
+        return self.emit(OPERATORS[node.op, node.args[0].type], self.new_register(), arguments[0], right)
 
     def connective(self, node: Typed) -> int:
         """`&` and `|`: a right side without a value does not count where the left side decides."""

@@ -287,7 +287,7 @@ class Acceptor:
         if header.group >= self._engine.groups:
             raise _Refused(ErrorCode.WRONG_GROUP, f"group {header.group} of {self._engine.groups}")
         session = port.sessions.find(producer)
-        if session is None or session.state in ("ending", "ended") and session.epoch != epoch:
+        if session is None or (session.state in ("ending", "ended") and session.epoch != epoch):
             raise _Refused(
                 ErrorCode.NO_SESSION, f"producer {producer} has no session", HINTS[ErrorCode.NO_SESSION]
             )

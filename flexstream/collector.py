@@ -141,7 +141,8 @@ class Collector(threading.Thread):
             raise
 
     def _may_sleep(self) -> bool:
-        return all([worker.about_to_sleep() for worker in self._workers])
+        quiet = [worker.about_to_sleep() for worker in self._workers]  # each of them must be asked
+        return all(quiet)
 
     def _feeds(self) -> list[Feed]:
         return [*self._results.values(), *self._late.values()]

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import threading
 import time
@@ -26,15 +25,16 @@ from flexstream.acceptor import Acceptor, StreamPort
 from flexstream.collector import Collector, Feed
 from flexstream.cython_ext.allocator import Allocator
 from flexstream.cython_ext.lowering import lower
-from flexstream.cython_ext.partition import by_group
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd, now_ns
+from flexstream.engine_options import check_sizes, data_address, worker_cores
 from flexstream.engine_status import engine_status
 from flexstream.errors import EngineError, QueryError
+from flexstream.feeding import Feeder
 from flexstream.nic.user import UserNic
 from flexstream.query import Query
 from flexstream.result_rows import LateRows, ResultRows
-from flexstream.sessions import FEED, Session, StreamSessions
+from flexstream.sessions import Session, StreamSessions
 from flexstream.state.result_log import ResultLog
 from flexstream.stream import Stream
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DEFAULT_STATE_BYTES = 4 << 30
-FEED_IN_FLIGHT_BYTES = 64 << 20
 TICK_S = 0.1
 
 
@@ -109,13 +108,8 @@ class Engine:
         retention_s: float | None = None,
         expected_producers: int = 0,
     ) -> None:
-        cpus = _cores(workers)
-        if not 1 <= groups <= 65_534:
-            raise EngineError(f"groups={groups} must be from 1 to 65534", code="bad_groups")
-        if not 4096 <= frame_bytes <= 1 << 20:
-            raise EngineError(f"frame_bytes={frame_bytes} must be from 4096 to 1048576", code="bad_frame_bytes")
-        if nic not in ("user", "auto"):
-            raise EngineError(f"nic={nic!r} is not there yet", code="bad_nic", hint="use nic='user'")
+        cpus = worker_cores(workers)
+        check_sizes(groups, frame_bytes, max_sessions, nic)
         self.groups = groups
         self.frame_bytes = frame_bytes
         self.state = "running"
@@ -129,8 +123,6 @@ class Engine:
         self._streams: dict[str, RunningStream] = {}
         self._queries: dict[str, RunningQuery] = {}
         self._by_number: dict[int, RunningQuery] = {}
-        self._feeding = threading.Lock()
-        self._in_flight: list[tuple[Any, int, Any, int]] = []
         self._pongs: dict[int, tuple[set[int], threading.Event]] = {}
         self._next_number = 1
         self.started_at = time.monotonic()
@@ -151,6 +143,7 @@ class Engine:
             )
             for index, cpu in enumerate(cpus)
         ]
+        self._feeder = Feeder(self.workers, groups, self.placement, self._check_alive)
         self.collector = Collector(
             self.workers,
             {
@@ -162,7 +155,7 @@ class Engine:
             },
         )
         if listen is not None:
-            host, port = _address(listen, token)
+            host, port = data_address(listen, token)
             self._acceptor = Acceptor(
                 self, host, port, token=token, hello_timeout_s=hello_timeout_s, max_pending=max_pending_hello
             )
@@ -282,81 +275,12 @@ class Engine:
         minus the stream's max_disorder, unless `watermark` gives one, in units of the time field (False: leave it
         as it is).
         """
-        with self._feeding:
-            self._check_open()
-            running = self._stream(stream)
-            packed = running.stream.schema.pack(rows)
-            if running.feeder is None or running.feeder.ended.is_set():
-                running.feeder = running.sessions.register(FEED, 0, "in-process")
-            slot = running.feeder.slot
-            flat = packed.view(np.uint8).reshape(-1) if len(packed) else np.empty(0, np.uint8)
-            if group is not None:
-                self._feed_group(running, slot, flat, group, wait)
-            else:
-                self._feed_mixed(running, slot, flat)
-            if watermark is None and len(packed):
-                latest = int(packed[running.stream.time].max())
-                running.fed_until = latest if running.fed_until is None else max(latest, running.fed_until)
-                watermark = running.fed_until - running.stream.max_disorder
-            if watermark is not None and watermark is not False:
-                for worker in self.workers:
-                    worker.session_watermark(running.index, slot, int(watermark))
+        self._check_open()
+        self._feeder.feed(self._stream(stream), rows, group, watermark, wait)
 
     def flush(self) -> None:
         """Wait until all that was fed has been processed."""
-        with self._feeding:
-            while self._in_flight:
-                worker, ticket, _, _ = self._in_flight.pop(0)
-                self._wait_fed(worker, ticket)
-
-    def _feed_group(self, running: RunningStream, slot: int, flat: Any, group: int, wait: bool) -> None:
-        if not 0 <= group < self.groups:
-            raise EngineError(f"group={group} must be from 0 to {self.groups - 1}", code="bad_group")
-        row_bytes = running.stream.schema.row_bytes
-        if len(flat) and running.stream.group_of(flat[:row_bytes].view(running.stream.schema.dtype), self.groups)[0] != group:
-            raise EngineError(
-                f"the first row is not of group {group}", code="wrong_group", hint="leave out group= for mixed rows"
-            )
-        worker = self.workers[self.placement()[group]]
-        ticket = worker.feed(running.index, group, slot, flat, row_bytes)
-        if wait:
-            self._wait_fed(worker, ticket)
-        else:
-            self._in_flight.append((worker, ticket, flat, 0))
-            if len(self._in_flight) > 4096:
-                self._release_fed()
-
-    def _feed_mixed(self, running: RunningStream, slot: int, flat: Any) -> None:
-        row_bytes = running.stream.schema.row_bytes
-        step = max(1, FEED_IN_FLIGHT_BYTES // 4 // row_bytes) * row_bytes
-        placement = self.placement()
-        for start in range(0, len(flat), step):
-            part = flat[start : start + step]
-            ordered, offsets = by_group(part, row_bytes, running.stream.key_hasher, self.groups)
-            ends = (offsets * row_bytes).tolist()
-            tickets: dict[int, int] = {}
-            for group in range(self.groups):
-                if ends[group + 1] > ends[group]:
-                    owner = placement[group]
-                    piece = ordered[ends[group] : ends[group + 1]]
-                    tickets[owner] = self.workers[owner].feed(running.index, group, slot, piece, row_bytes)
-            for owner, ticket in tickets.items():
-                self._in_flight.append((self.workers[owner], ticket, ordered, len(ordered)))
-            self._release_fed()
-
-    def _release_fed(self) -> None:
-        """Forget buffers that were worked off; wait while too much is under way."""
-        self._in_flight = [item for item in self._in_flight if item[0].fed < item[1]]
-        while sum(item[3] for item in self._in_flight) > FEED_IN_FLIGHT_BYTES:
-            worker, ticket, _, _ = self._in_flight.pop(0)
-            self._wait_fed(worker, ticket)
-
-    def _wait_fed(self, worker: Any, ticket: int) -> None:
-        while not worker.wait_fed(ticket, 0.2):
-            if worker.ended:
-                raise EngineError("the engine was closed while it was fed", code="closed")
-            if self.collector.failure is not None:
-                raise EngineError(f"the collector failed: {self.collector.failure}", code="failed")
+        self._feeder.flush()
 
     def finish(self, timeout: float | None = None) -> None:
         """End of stream for what was fed: waits until every session has ended and every window has fired.
@@ -364,12 +288,7 @@ class Engine:
         Raises EngineError when `timeout` seconds pass first; it names the producers that are still there.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._feeding:
-            for running in list(self._streams.values()):
-                if running.feeder is not None and not running.feeder.ended.is_set():
-                    running.sessions.end(running.feeder, None)
-                running.fed_until = None
-            self._in_flight = [item for item in self._in_flight if item[0].fed < item[1]]
+        self._feeder.end(list(self._streams.values()))
         while any(left := {name: s.sessions.all() for name, s in self._streams.items() if s.sessions.all()}):
             if deadline is not None and time.monotonic() > deadline:
                 who = [f"{s.producer} ({s.state}) on {name}" for name, each in left.items() for s in each]
@@ -378,11 +297,10 @@ class Engine:
                     code="not_finished",
                     hint="close these producers, or wait longer",
                 )
-            self._check_collector()
+            self._check_alive()
             next(iter(left.values()))[0].ended.wait(0.05)
         self._barrier(deadline)
-        with self._feeding:
-            self._in_flight.clear()
+        self._feeder.flush()
 
     def _barrier(self, deadline: float | None = None) -> None:
         """Wait until every worker has worked off its mailbox and all it has reported is in the logs."""
@@ -394,7 +312,7 @@ class Engine:
             for worker in self.workers:
                 worker.ping(tag)
         while not reached.wait(0.2):
-            self._check_collector()
+            self._check_alive()
             if deadline is not None and time.monotonic() > deadline:
                 raise EngineError("workers did not answer in time", code="not_finished")
             if all(worker.ended for worker in self.workers):
@@ -564,7 +482,7 @@ class Engine:
             f"no query {name!r}", code="unknown_query", hint=f"there is {', '.join(self._queries) or 'none yet'}"
         )
 
-    def _check_collector(self) -> None:
+    def _check_alive(self) -> None:
         if self.collector.failure is not None:
             raise EngineError(f"the collector failed: {self.collector.failure}", code="failed")
 
@@ -584,44 +502,7 @@ def _read(
             yield batch
         if batches:
             quiet_since = time.monotonic()
-        elif not follow or closed():
-            return
-        elif timeout is not None and time.monotonic() - quiet_since >= timeout:
+        elif not follow or closed() or (timeout is not None and time.monotonic() - quiet_since >= timeout):
             return
         else:
             log.wait(offset, 0.2)
-
-
-def _cores(workers: int | list[int]) -> list[int]:
-    allowed = sorted(os.sched_getaffinity(0))
-    if isinstance(workers, int):
-        if workers < 1:
-            raise EngineError(f"workers={workers} must be at least 1", code="bad_workers")
-        return [allowed[index % len(allowed)] for index in range(workers)]
-    missing = [cpu for cpu in workers if cpu not in allowed]
-    if missing or not workers:
-        raise EngineError(
-            f"workers={workers}: core {', '.join(map(str, missing)) or '(none given)'} does not exist here or is not allowed",
-            code="bad_core",
-            hint=f"this process may use {', '.join(map(str, allowed))}",
-        )
-    return list(workers)
-
-
-def _address(listen: str, token: str | None) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    if not port.isdecimal() or not host or int(port) > 65535:
-        raise EngineError(f"listen={listen!r} must be host:port", code="bad_address", hint="127.0.0.1:7400")
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-        host = "127.0.0.1" if loopback else host
-    if not loopback and not token:
-        raise EngineError(
-            f"listening on {host} needs a token: everybody who reaches it could send",
-            code="needs_token",
-            hint="give token=, or listen on 127.0.0.1",
-        )
-    return host, int(port)

@@ -58,7 +58,9 @@ class LateRows:
     def batch(self, rows: bytes) -> pa.RecordBatch:
         table = np.frombuffer(rows, self.dtype)
         row = table["row"]
-        columns = [_to_arrow(np.ascontiguousarray(row[name]), self.schema.field(name).type) for name in row.dtype.names]
+        columns = [
+            _to_arrow(np.ascontiguousarray(row[field.name]), field.type) for field in self.schema if field.name != "watermark"
+        ]
         columns.append(_to_arrow(np.ascontiguousarray(table["watermark"]), self.schema.field("watermark").type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 

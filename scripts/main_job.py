@@ -103,8 +103,9 @@ class Daemon:
                 time.sleep(0.05)
         raise JobFailed(f"the daemon was not ready within {PATIENCE_S:.0f} s:\n{self.log_tail()}")
 
-    def log_tail(self, lines: int = 20) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+    def log_tail(self) -> str:
+        """The end of the daemon's log, short enough to be read."""
+        return "\n".join(line[:400] for line in self.log.read_text(errors="replace").splitlines()[-8:])
 
     def run(self, *arguments: str) -> None:
         """One command of the command line, against this daemon."""

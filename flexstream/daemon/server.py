@@ -57,6 +57,7 @@ class Daemon:
         self.readers = Readers()
         self.not_ready: str | None = "the catalog is being read"
         self.catalog_failed: dict[str, str] = {}
+        self.drained = False  # True after a stop that processed all that had been received
         self.control_address: tuple[str, int] | None = None
         self._control = control
         self._token = token
@@ -242,7 +243,7 @@ class Daemon:
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(
-                f"cannot listen on {join_address(host, port)} for the HTTP API: {error.strerror or error}",
+                f"cannot listen on {join_address(host, port)} (HTTP): {os.strerror(error.errno or 0)}",
                 code="control_port",
                 hint=f"`ss -ltnp sport = :{port}` tells who has it; --control chooses another",
             ) from error
@@ -258,7 +259,9 @@ class Daemon:
         )
         async with self._changing:
             await asyncio.to_thread(self._freeze_status)
+            began = time.monotonic()
             open_windows = await asyncio.to_thread(self.engine.drain, self._drain_timeout_s)
+            self.drained = time.monotonic() - began < self._drain_timeout_s
             self.readers.stopping.set()
         for task in self._tasks:
             task.cancel()

@@ -9,12 +9,15 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from flexstream.config import Config, join_address
 from flexstream.daemon import logs
 from flexstream.daemon.catalog import Catalog, DataDirLock
 from flexstream.daemon.engine_api import EngineAPI
 from flexstream.daemon.server import Daemon
 from flexstream.errors import FlexStreamError
+from flexstream.query import Query
 
 log = logging.getLogger("flexstream.daemon")
 SHOWN_WINDOWS = 20
@@ -82,7 +85,9 @@ async def _run(
         max_body_bytes=config.max_body_bytes,
         suppressed=lambda: limit.suppressed,
     )
-    await daemon.run(lambda d: _say_ready(config, d, as_json), lambda windows: _say_stopped(windows, as_json))
+    await daemon.run(
+        lambda d: _say_ready(config, d, as_json), lambda windows: _say_stopped(daemon, windows, as_json)
+    )
 
 
 def _say_ready(config: Config, daemon: Daemon, as_json: bool) -> None:
@@ -107,29 +112,36 @@ def _say_ready(config: Config, daemon: Daemon, as_json: bool) -> None:
     )
 
 
-def _say_stopped(windows: list[Any], as_json: bool) -> None:
+def _say_stopped(daemon: Daemon, windows: list[Any], as_json: bool) -> None:
     """An honest word on what a restart will not have: open windows are not kept yet."""
     if as_json:
-        _print(json.dumps({"event": "stopped", "open_windows": [_plain(window) for window in windows]}))
+        facts = {"event": "stopped", "drained": daemon.drained, "open_windows": _plain(windows)}
+        _print(json.dumps(facts))
         return
-    if not windows:
-        _print("flexstream stopped: everything received was processed, no window was open")
-        return
-    _print(
-        f"flexstream stopped: everything received was processed; {len(windows)} windows were still open, "
-        "and their partial results are gone (replay the rows since their start to get them):"
+    done = (
+        "everything received was processed" if daemon.drained else "draining took too long, rows were dropped"
     )
+    if not windows:
+        _print(f"flexstream stopped: {done}, no window was open")
+        return
+    _print(f"flexstream stopped: {done}; windows had not fired yet, and what they had counted is gone:")
     for window in windows[:SHOWN_WINDOWS]:
-        _print(f"  {describe_window(window)}")
+        _print(f"  {describe_window(window, daemon.engine.queries)}")
     if len(windows) > SHOWN_WINDOWS:
         _print(f"  and {len(windows) - SHOWN_WINDOWS} more")
+    _print("  (send their rows again to get them: until there are checkpoints a stop loses open windows)")
 
 
-def describe_window(window: Any) -> str:
-    """One open window in words, whatever form the engine gave it."""
-    if isinstance(window, Mapping):
-        return ", ".join(f"{key} {value}" for key, value in window.items())
-    return " ".join(map(str, window)) if isinstance(window, tuple | list) else str(window)
+def describe_window(window: Any, queries: Mapping[str, Query]) -> str:
+    """The open windows of a query in words: as the engine tells them, with times that people read."""
+    if not isinstance(window, Mapping):
+        return str(window)
+    query = queries.get(str(window.get("query")))
+    shown = dict(window)
+    for key in ("first_end", "last_end"):
+        if query is not None and isinstance(shown.get(key), int):
+            shown[key] = str(np.array([shown[key]]).view(f"M8[{query.stream.time_unit}]")[0])
+    return ", ".join(f"{str(key).replace('_', ' ')} {value}" for key, value in shown.items())
 
 
 def _plain(window: Any) -> Any:

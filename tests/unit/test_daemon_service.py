@@ -31,7 +31,7 @@ from tests.unit.fake_engine import FakeEngine
 def fake(config):
     engine = FakeEngine(config.data_dir, groups=config.groups)
     if os.environ.get("TEST_OPEN_WINDOWS"):
-        engine.open_windows = [{"query": "ysb", "start": n, "rows": 3} for n in range(25)]
+        engine.open_windows = [{"query": "ysb", "groups": n, "first_end": 0} for n in range(25)]
     return engine
 
 service.make_engine = fake
@@ -82,8 +82,8 @@ def test_sigterm_drains_names_the_open_windows_and_exits_with_0(project: Path, t
         child.send_signal(signal.SIGTERM)
         out, err = child.communicate(timeout=30)
     assert child.returncode == 0, err
-    assert "25 windows were still open" in out
-    assert "query ysb, start 0, rows 3" in out
+    assert "windows had not fired yet" in out
+    assert "query ysb, groups 0, first end 0" in out
     assert "and 5 more" in out
     assert "event=stopping" in err
 
@@ -95,7 +95,7 @@ def test_ctrl_c_stops_it_too_and_json_lines_say_so(project: Path, tmp_path: Path
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=30)
     assert child.returncode == 0, err
-    assert json.loads(out) == {"event": "stopped", "open_windows": []}
+    assert json.loads(out) == {"event": "stopped", "drained": True, "open_windows": []}
 
 
 def test_streams_and_queries_survive_kill_minus_nine(project: Path, tmp_path: Path) -> None:
@@ -235,9 +235,10 @@ def test_the_catalog_is_replaced_whole_and_a_bad_one_is_left_alone(tmp_path: Pat
 
 
 def test_open_windows_are_described_in_any_form() -> None:
-    assert describe_window({"query": "q", "start": 3}) == "query q, start 3"
-    assert describe_window(("q", 3)) == "q 3"
-    assert describe_window("q at 3") == "q at 3"
+    window = {"query": "ysb", "groups": 3, "first_end": 1_700_000_000_000}
+    assert describe_window(window, {}) == "query ysb, groups 3, first end 1700000000000"
+    assert describe_window(window, {"ysb": VIEWS}) == "query ysb, groups 3, first end 2023-11-14T22:13:20.000"
+    assert describe_window("q at 3", {}) == "q at 3"
 
 
 def test_draining_waits_for_a_slow_engine(project: Path, tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Checks of what an Engine is given: cores, addresses, sizes. Each error names the value and the fix."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+
+from flexstream.errors import EngineError
+
+
+def worker_cores(workers: int | list[int]) -> list[int]:
+    allowed = sorted(os.sched_getaffinity(0))
+    if isinstance(workers, int):
+        if workers < 1:
+            raise EngineError(f"workers={workers} must be at least 1", code="bad_workers")
+        return [allowed[index % len(allowed)] for index in range(workers)]
+    missing = [cpu for cpu in workers if cpu not in allowed]
+    if missing or not workers:
+        raise EngineError(
+            f"workers={workers}: core {', '.join(map(str, missing)) or '(none given)'} does not exist or is not allowed",
+            code="bad_core",
+            hint=f"this process may use {', '.join(map(str, allowed))}",
+        )
+    return list(workers)
+
+
+def data_address(listen: str, token: str | None) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if not port.isdecimal() or not host or int(port) > 65535:
+        raise EngineError(f"listen={listen!r} must be host:port", code="bad_address", hint="127.0.0.1:7400")
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+        host = "127.0.0.1" if loopback else host
+    if not loopback and not token:
+        raise EngineError(
+            f"listening on {host} needs a token: everybody who reaches it could send",
+            code="needs_token",
+            hint="give token=, or listen on 127.0.0.1",
+        )
+    return host, int(port)
+
+
+def check_sizes(groups: int, frame_bytes: int, max_sessions: int, nic: str) -> None:
+    if not 1 <= groups <= 65_534:
+        raise EngineError(f"groups={groups} must be from 1 to 65534", code="bad_groups")
+    if not 4096 <= frame_bytes <= 1 << 20:
+        raise EngineError(f"frame_bytes={frame_bytes} must be from 4096 to 1048576", code="bad_frame_bytes")
+    if not 1 <= max_sessions <= 65_536:
+        raise EngineError(f"max_sessions={max_sessions} must be from 1 to 65536", code="bad_max_sessions")
+    if nic not in ("user", "auto"):
+        raise EngineError(f"nic={nic!r} is not there yet", code="bad_nic", hint="use nic='user'")

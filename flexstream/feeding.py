@@ -1,0 +1,132 @@
+"""Rows without sockets: grouped by key, handed to workers in place, with a bound on what is under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flexstream.cython_ext.partition import by_group
+from flexstream.errors import EngineError
+from flexstream.sessions import FEED
+
+if TYPE_CHECKING:
+    from flexstream.engine import RunningStream
+
+IN_FLIGHT_BYTES = 64 << 20
+IN_FLIGHT_PIECES = 4096
+
+
+class Feeder:
+    """The in-process producer of an engine: one session per stream, registered when it is first fed.
+
+    A worker reads fed rows in place; their buffer is kept here until the worker has passed them (its ticket).
+    """
+
+    def __init__(
+        self,
+        workers: list[Any],
+        groups: int,
+        placement: Callable[[], list[int]],
+        check_alive: Callable[[], None],
+    ) -> None:
+        self._workers = workers
+        self._groups = groups
+        self._placement = placement
+        self._check_alive = check_alive
+        self._lock = threading.Lock()
+        self._in_flight: list[tuple[Any, int, Any, int]] = []  # worker, ticket, buffer, bytes
+
+    def feed(
+        self, running: RunningStream, rows: Any, group: int | None, watermark: int | bool | None, wait: bool
+    ) -> None:
+        stream = running.stream
+        packed = stream.schema.pack(rows)
+        flat = packed.view(np.uint8).reshape(-1) if len(packed) else np.empty(0, np.uint8)
+        with self._lock:
+            if running.feeder is None or running.feeder.state in ("ending", "ended"):
+                running.feeder = self._register(running)
+            slot = running.feeder.slot
+            if group is not None:
+                self._feed_group(running, slot, flat, group, wait)
+            else:
+                self._feed_mixed(running, slot, flat)
+            if watermark is None and len(packed):
+                latest = int(packed[stream.time].max())
+                running.fed_until = latest if running.fed_until is None else max(latest, running.fed_until)
+                watermark = running.fed_until - stream.max_disorder
+            if watermark is not None and watermark is not False:
+                for worker in self._workers:
+                    worker.session_watermark(running.index, slot, int(watermark))
+
+    def _register(self, running: RunningStream) -> Any:
+        if running.feeder is not None:
+            while not running.feeder.ended.wait(0.2):  # the one before is still being worked off
+                self._check_alive()
+        running.fed_until = None
+        return running.sessions.register(FEED, 0, "in-process")
+
+    def _feed_group(self, running: RunningStream, slot: int, flat: Any, group: int, wait: bool) -> None:
+        if not 0 <= group < self._groups:
+            raise EngineError(f"group={group} must be from 0 to {self._groups - 1}", code="bad_group")
+        schema = running.stream.schema
+        first = flat[: schema.row_bytes].view(schema.dtype)
+        if len(first) and running.stream.group_of(first, self._groups)[0] != group:
+            raise EngineError(
+                f"the first row is not of group {group}", code="wrong_group", hint="leave out group= for mixed rows"
+            )
+        worker = self._workers[self._placement()[group]]
+        ticket = worker.feed(running.index, group, slot, flat, schema.row_bytes)
+        if wait:
+            self._wait(worker, ticket)
+        else:
+            self._in_flight.append((worker, ticket, flat, 0))
+            if len(self._in_flight) > IN_FLIGHT_PIECES:
+                self._release()
+
+    def _feed_mixed(self, running: RunningStream, slot: int, flat: Any) -> None:
+        row_bytes = running.stream.schema.row_bytes
+        step = max(1, IN_FLIGHT_BYTES // 4 // row_bytes) * row_bytes
+        placement = self._placement()
+        for start in range(0, len(flat), step):
+            part = flat[start : start + step]
+            ordered, offsets = by_group(part, row_bytes, running.stream.key_hasher, self._groups)
+            ends = (offsets * row_bytes).tolist()
+            tickets: dict[int, int] = {}
+            for group in range(self._groups):
+                if ends[group + 1] > ends[group]:
+                    owner = placement[group]
+                    piece = ordered[ends[group] : ends[group + 1]]
+                    tickets[owner] = self._workers[owner].feed(running.index, group, slot, piece, row_bytes)
+            for owner, ticket in tickets.items():
+                self._in_flight.append((self._workers[owner], ticket, ordered, len(ordered)))
+            self._release()
+
+    def _release(self) -> None:
+        """Forget buffers that were worked off; wait while too much is under way."""
+        self._in_flight = [item for item in self._in_flight if item[0].fed < item[1]]
+        while sum(item[3] for item in self._in_flight) > IN_FLIGHT_BYTES:
+            worker, ticket, _, _ = self._in_flight.pop(0)
+            self._wait(worker, ticket)
+
+    def _wait(self, worker: Any, ticket: int) -> None:
+        while not worker.wait_fed(ticket, 0.2):
+            if worker.ended:
+                raise EngineError("the engine was closed while it was fed", code="closed")
+            self._check_alive()
+
+    def flush(self) -> None:
+        with self._lock:
+            while self._in_flight:
+                worker, ticket, _, _ = self._in_flight[0]
+                self._wait(worker, ticket)
+                self._in_flight.pop(0)
+
+    def end(self, streams: list[RunningStream]) -> None:
+        """End of stream for what was fed."""
+        with self._lock:
+            for running in streams:
+                if running.feeder is not None and running.feeder.state not in ("ending", "ended"):
+                    running.sessions.end(running.feeder, None)

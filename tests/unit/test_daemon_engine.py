@@ -1,0 +1,140 @@
+"""The daemon with the real engine: rows over TCP in, results over HTTP out, across stops and crashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flexstream as fs
+from flexstream.client_http import Client
+from flexstream.testing.ysb import YSB_QUERY, expected_views, generate
+
+ROWS = 60_000
+RATE = 2_000  # rows in a second of event time: 30 s, three windows and a little
+NEXT_START = 1_700_000_100_000
+
+
+class Served:
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        assert child.stdout is not None
+        self.child = child
+        self.ready = json.loads(child.stdout.readline())
+        self.client = Client(self.ready["control"], timeout_s=30)
+
+    def send(self, rows: Any) -> None:
+        with fs.Producer(self.ready["control"], stream="ads") as producer:
+            producer.send(rows)
+
+    def views(self, offset: int = 0) -> dict[tuple[int, int], int]:
+        found: dict[tuple[int, int], int] = {}
+        for row in self.client.rows("ysb", offset=offset):
+            start = int(np.datetime64(row["window_start"], "ms").astype(np.int64))
+            assert (start, row["campaign_id"]) not in found
+            found[start, row["campaign_id"]] = row["views"]
+        return found
+
+
+@contextmanager
+def serve(project: Path, data_dir: Path, *options: str) -> Iterator[Served]:
+    code = "from flexstream.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", "--json", "--workers", "1", "--groups", "16"]
+    places = ["--control", "127.0.0.1:0", "--data", "127.0.0.1:0", "--data-dir", str(data_dir)]
+    child = subprocess.Popen(
+        [*command, *places, *options],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(project)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Served(child)
+    finally:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+def test_rows_sent_over_tcp_come_out_as_right_results_over_http(project: Path, tmp_path: Path) -> None:
+    rows = generate(ROWS, 20, 1, RATE)
+    with serve(project, tmp_path) as served:
+        served.client.post("/v1/queries", YSB_QUERY.to_dict())
+        served.send(rows)
+        assert served.views() == expected_views(rows)
+        ledger = served.client.get("/v1/status")["streams"]["ads"]["ledger"]
+        assert ledger["received"] == ledger["applied"] == ROWS
+        batches = list(served.client.batches("ysb"))
+        assert batches[0].schema.equals(YSB_QUERY.result_schema())
+        assert served.client.probe("/readyz")[0] == 200
+        mapped = Path(f"/proc/{served.child.pid}/maps").read_text()
+        assert "pyarrow" in mapped
+        assert not [line for line in mapped.splitlines() if "pandas" in line or "_dataset" in line]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_results_streams_and_queries_survive_a_restart(project: Path, tmp_path: Path, how: int) -> None:
+    first, second = generate(ROWS, 20, 1, RATE), generate(ROWS, 20, 2, RATE, NEXT_START)
+    with serve(project, tmp_path) as served:
+        served.client.post("/v1/queries", YSB_QUERY.to_dict())
+        served.send(first)
+        before = served.views()
+        next_offset = served.client.get("/v1/queries/ysb")["log"]["next_offset"]
+        served.child.send_signal(how)
+        served.child.wait(30)
+        assert served.child.returncode == (0 if how == signal.SIGTERM else -how)
+    with serve(project, tmp_path) as served:
+        assert served.ready["queries"] == ["ysb"]
+        assert served.views() == before == expected_views(first)
+        served.send(second)
+        assert served.views(next_offset) == expected_views(second)
+
+
+def test_a_stop_names_the_windows_that_had_not_fired(project: Path, tmp_path: Path) -> None:
+    with serve(project, tmp_path) as served:
+        served.client.post("/v1/queries", YSB_QUERY.to_dict())
+        producer = fs.Producer(served.ready["control"], stream="ads", retry_s=0.1)
+        producer.send(generate(ROWS, 20, 1, RATE))
+        producer.flush(30)
+        served.child.terminate()
+        out, _ = served.child.communicate(timeout=30)
+        stopped = json.loads(out.splitlines()[-1])
+        assert served.child.returncode == 0
+        assert stopped["drained"] is True
+        assert [window["query"] for window in stopped["open_windows"]] == ["ysb"]
+        with pytest.raises(fs.FlexStreamError):
+            producer.close()
+
+
+def test_a_taken_data_port_and_a_missing_core_are_one_line_and_a_hint(project: Path, tmp_path: Path) -> None:
+    with serve(project, tmp_path / "a") as served:
+        code = "from flexstream.cli import main; main()"
+        for options, words in (
+            (["--data", served.ready["data"]], "Address already in use"),
+            (["--data", "127.0.0.1:0", "--workers", "0,4095"], "core 4095 does not exist"),
+        ):
+            command = [
+                sys.executable,
+                "-c",
+                code,
+                "serve",
+                "--control",
+                "127.0.0.1:0",
+                "--data-dir",
+                str(tmp_path / "b"),
+            ]
+            done = subprocess.run(
+                [*command, *options], cwd=project, capture_output=True, text=True, timeout=50, check=False
+            )
+            assert done.returncode == 1
+            assert words in done.stderr
+            assert "hint:" in done.stderr
+            assert "Traceback" not in done.stderr

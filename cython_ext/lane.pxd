@@ -67,6 +67,9 @@ ctypedef struct Pool:
     unsigned char** free      # a stack
     uint32_t n_free
     uint32_t slot_bytes
+    unsigned char* chunks     # 2 MiB each, on huge pages where there are any: 128 cursors need no 128 TLB entries.
+    unsigned char* fresh      # slots not yet cut off the newest chunk; a chunk's first 8 bytes point to the one before
+    unsigned char* fresh_end
     uint64_t allocated
 
 ctypedef struct Shape:        # the same for every lane; written once
@@ -101,6 +104,7 @@ ctypedef struct Lane:
     uint32_t acks             # ACK frames seen on this connection
     unsigned char* inbox      # allocated at the first attach
 
+cdef void pool_free(Pool* pool) noexcept nogil
 cdef Slot* current_slot(Lane* lane, const Shape* shape) noexcept nogil
 cdef bint lane_open_frame(Lane* lane, Cursor* cursor, Pool* pool, const Shape* shape, uint64_t now) noexcept nogil
 cdef void lane_close_frame(Lane* lane, Cursor* cursor, const Shape* shape) noexcept nogil

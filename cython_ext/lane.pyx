@@ -2,12 +2,22 @@
 
 from libc.errno cimport EAGAIN, EINTR, EPROTO, errno
 from libc.stdint cimport INT64_MIN
-from libc.stdlib cimport malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 from posix.unistd cimport close
 
 from flexstream.cython_ext.crc32c cimport crc32c_update
 
+
+cdef extern from "<stdlib.h>" nogil:
+    int posix_memalign(void** memory, size_t alignment, size_t size)
+
+cdef extern from "<sys/mman.h>" nogil:
+    int madvise(void* at, size_t n, int advice)
+    int MADV_HUGEPAGE
+
+cdef enum:
+    CHUNK_BYTES = 2097152
 
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t c_send "send"(int fd, const void* data, size_t n, int flags)
@@ -22,6 +32,33 @@ cdef inline Slot* current_slot(Lane* lane, const Shape* shape) noexcept nogil:
     return &lane.slots[(lane.tail - 1) % shape.ring]
 
 
+cdef unsigned char* pool_cut(Pool* pool) noexcept nogil:
+    """A slot that was never used, from a new chunk if need be. NULL: no memory."""
+    # Not a multiple of a page: cursors of many groups must not meet in the same cache sets.
+    cdef size_t stride = (pool.slot_bytes + 127) // 64 * 64
+    cdef size_t size = CHUNK_BYTES if stride + 64 <= CHUNK_BYTES else stride + 64
+    cdef void* chunk = NULL
+    if pool.fresh == NULL or <size_t>(pool.fresh_end - pool.fresh) < stride:
+        if posix_memalign(&chunk, CHUNK_BYTES, size) != 0:
+            return NULL
+        madvise(chunk, size, MADV_HUGEPAGE)      # a wish: no harm if it is not granted
+        memcpy(chunk, &pool.chunks, sizeof(void*))
+        pool.chunks = <unsigned char*>chunk
+        pool.fresh = pool.chunks + 64
+        pool.fresh_end = pool.chunks + size
+    pool.fresh += stride
+    pool.allocated += stride
+    return pool.fresh - stride
+
+
+cdef void pool_free(Pool* pool) noexcept nogil:
+    cdef unsigned char* chunk
+    while pool.chunks != NULL:
+        chunk = pool.chunks
+        memcpy(&pool.chunks, chunk, sizeof(void*))
+        free(chunk)
+
+
 cdef Slot* take_slot(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
     cdef unsigned char* memory
     cdef Slot* slot
@@ -31,10 +68,9 @@ cdef Slot* take_slot(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
         pool.n_free -= 1
         memory = pool.free[pool.n_free]
     else:
-        memory = <unsigned char*>malloc(pool.slot_bytes)
+        memory = pool_cut(pool)
         if memory == NULL:
             return NULL
-        pool.allocated += pool.slot_bytes
     slot = &lane.slots[lane.tail % shape.ring]
     lane.tail += 1
     slot.bytes = memory

@@ -23,6 +23,7 @@ from flexstream.cython_ext.lane cimport (
     lane_open_rows,
     lane_pump,
     lane_unsent,
+    pool_free,
 )
 
 
@@ -103,17 +104,14 @@ cdef class Lanes:
             raise OSError("cannot make an eventfd: too many open files?")
 
     def __dealloc__(self):
-        cdef uint32_t g, i
+        cdef uint32_t g
         if self.lanes != NULL:
             for g in range(self.groups + 1):
                 if self.lanes[g].fd >= 0:
                     close(self.lanes[g].fd)
-                for i in range(self.lanes[g].head, self.lanes[g].tail):
-                    free(self.lanes[g].slots[i % self.shape.ring].bytes)
                 free(self.lanes[g].slots)
                 free(self.lanes[g].inbox)
-        for i in range(self.pool.n_free):
-            free(self.pool.free[i])
+        pool_free(&self.pool)
         if self.wake_fd >= 0:
             close(self.wake_fd)
         free(self.pool.free)
@@ -212,7 +210,8 @@ cdef class Lanes:
             lane_pump(lane, &self.pool, &self.shape)
             lane_drain(lane, &self.pool, &self.shape)
         self.broken |= lane.state == LANE_BROKEN
-        self.busy |= lane_unsent(lane, &self.shape) or lane.watermark < self.watermark
+        self.busy |= (lane_unsent(lane, &self.shape) or lane.watermark < self.watermark
+                      or (lane.ending and lane.acks == 0))
         if drain:
             self.next_drain_ns = now + DRAIN_NS
         self.next_scan_ns = now + self.linger_ns

@@ -92,12 +92,6 @@ class _Lowering:
         self.registers += 1
         return self.registers - 1
 
-    def resolve(self, node: Typed) -> Typed:
-        """The expression over fields of the row alone."""
-        if node.op == "col":
-            return self.columns.get(node.name or "", node)
-        return replace(node, args=tuple(self.resolve(arg) for arg in node.args)) if node.args else node
-
     def field(self, node: Typed) -> Field:
         return self.schema.field(node.name or "")
 
@@ -191,9 +185,9 @@ class _Lowering:
     def lower(self) -> Lowered:
         for step in self.bound.steps:
             if isinstance(step, BoundFilter):
-                self.filter(self.resolve(step.expr))
+                self.filter(resolve(step.expr, self.columns))
             elif isinstance(step, BoundMap):
-                made = {name: self.resolve(tree) for name, tree in step.columns.items()}
+                made = {name: resolve(tree, self.columns) for name, tree in step.columns.items()}
                 self.columns = {**self.columns, **made}
             else:
                 assert isinstance(step, Project)  # columns that are not read cost nothing
@@ -210,7 +204,7 @@ class _Lowering:
     def fold(self, fn: str, arg: Typed | None) -> Fold:
         if arg is None:
             return Fold(0, 0, 0)
-        arg = self.resolve(arg)
+        arg = resolve(arg, self.columns)
         if fn in ("avg", "stddev") and arg.type != "f64":
             arg = Typed("cast", "f64", (arg,))
         number, slots = FOLDS[fn, arg.type]
@@ -227,6 +221,13 @@ class _Lowering:
                 hint="key by a hash or a number of the long field",
             )
         return [(field.offset, field.size, KEY_FORMS.get(field.kind, 0)) for field in fields]
+
+
+def resolve(node: Typed, columns: dict[str, Typed]) -> Typed:
+    """The expression over fields of the row alone: `columns` are what map() made of them."""
+    if node.op == "col":
+        return columns.get(node.name or "", node)
+    return replace(node, args=tuple(resolve(arg, columns) for arg in node.args)) if node.args else node
 
 
 def can_fail(node: Typed) -> bool:

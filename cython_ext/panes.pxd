@@ -46,6 +46,7 @@ cdef struct PaneSet:
     uint32_t n
     uint32_t capacity
     Pane *recent
+    Pane *previous            # the one in use before `recent`
     int64_t watermark         # never goes back; rows are judged by it
     int64_t late_before       # event times below are late
     int64_t fired_until
@@ -75,6 +76,7 @@ cdef struct Counters:
     uint64_t windows_fired
     uint64_t results
     uint64_t open_panes
+    uint64_t compiled_rows    # of `rows`, those that the compiled variant finished
 
 
 cdef struct Context:          # what a worker lends to kernels
@@ -82,6 +84,9 @@ cdef struct Context:          # what a worker lends to kernels
     Scratch *scratch
     Ring *out
     bint late_any
+    uint32_t batch_from       # where in the batch the rows given to query.kernel begin
+    uint32_t late_from        # and where in these the rows given to the generic variant begin
+    uint32_t done             # rows that a kernel finished before STEP_WAIT
 
 
 ctypedef Step (*Kernel)(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
@@ -106,6 +111,7 @@ cdef struct Query:
     Table merged
     Counters counters
     uint64_t failed           # 0, or why the query stopped
+    uint64_t variant          # the compiled variant's function, or 0; Python stores it (release), the worker loads it
 
 
 cdef inline int64_t floor_to(int64_t value, int64_t step) noexcept nogil:

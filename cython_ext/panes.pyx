@@ -38,6 +38,12 @@ cdef uint32_t pane_position(const PaneSet *panes, int64_t start) noexcept nogil:
     return low
 
 
+cdef inline void use_pane(PaneSet *panes, Pane *pane) noexcept nogil:
+    if pane != panes.recent:
+        panes.previous = panes.recent
+        panes.recent = pane
+
+
 cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_t start, Pane **out) noexcept nogil:
     cdef uint32_t at = pane_position(panes, start)
     cdef ArenaStatus status
@@ -46,7 +52,7 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
     cdef uint32_t capacity
     if at < panes.n and panes.panes[at].start == start:
         out[0] = panes.panes[at]
-        panes.recent = out[0]
+        use_pane(panes, out[0])
         return ARENA_OK
     if panes.n == panes.capacity:
         capacity = panes.capacity * 2 if panes.capacity else 16
@@ -71,7 +77,7 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
     memmove(panes.panes + at + 1, panes.panes + at, (panes.n - at) * sizeof(Pane *))
     panes.panes[at] = pane
     panes.n += 1
-    panes.recent = pane
+    use_pane(panes, pane)
     fs_count(&query.counters.open_panes, 1)
     out[0] = pane
     return ARENA_OK
@@ -86,6 +92,7 @@ cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noe
     panes.n -= n
     memmove(panes.panes, panes.panes + n, panes.n * sizeof(Pane *))
     panes.recent = NULL
+    panes.previous = NULL
     fs_count(&query.counters.open_panes, -<uint64_t> n)
 
 

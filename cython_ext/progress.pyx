@@ -54,7 +54,8 @@ cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, c
     worker.item.n = n
     worker.item.done = 0
     worker.item.next_query = 0
-    worker.item.rejected = n
+    worker.item.query_done = 0
+    worker.item.query_rejected = 0
     fs_count(&stream.received, n)
     fs_count(&stream.group_rows[group], n)
     fs_count(&worker.rows, n)
@@ -84,7 +85,9 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
     cdef StreamState *stream = item.stream
     cdef Query *query
     cdef uint32_t n
-    cdef uint64_t before, rejected
+    cdef uint64_t before
+    cdef uint32_t i
+    cdef Step step
     cdef const unsigned char *rows
     cdef bint revise = False
     while item.done < item.n and not revise:
@@ -97,11 +100,17 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
             if not query_has_late_room(query, &worker.context, n):
                 return STEP_WAIT
             before = rejected_by(query)
-            if query.kernel(query, &worker.context, &query.sets[item.group], rows, n) == STEP_WAIT:
+            worker.context.batch_from = item.query_done
+            step = query.kernel(query, &worker.context, &query.sets[item.group],
+                                rows + <size_t> item.query_done * stream.row_bytes, n - item.query_done)
+            item.query_rejected += rejected_by(query) - before
+            if step == STEP_WAIT:
+                item.query_done += worker.context.done
                 return STEP_WAIT
-            rejected = rejected_by(query) - before
-            if rejected < item.rejected:
-                item.rejected = rejected
+            if item.query_rejected < item.rejected:
+                item.rejected = item.query_rejected
+            item.query_done = 0
+            item.query_rejected = 0
             item.next_query += 1
         for i in range(stream.n_queries):
             revise |= stream.queries[i].sets[item.group].dirty
@@ -323,7 +332,13 @@ cdef Step worker_progress(WorkerState *worker) noexcept nogil:
 
 
 cdef void report_done_sessions(WorkerState *worker) noexcept nogil:
-    cdef uint32_t s
+    """Behind the results of the session's last windows: who hears of the end finds them in the log."""
+    cdef uint32_t s, q
+    cdef bint flushed
     for s in range(worker.n_streams):
-        if worker.streams[s].done_slot and report(worker, SESSION_DONE, s, worker.streams[s].done_slot - 1, NULL, 0, 0):
-            worker.streams[s].done_slot = 0
+        if worker.streams[s].done_slot:
+            flushed = True
+            for q in range(worker.streams[s].n_queries):
+                flushed = query_flush(worker.streams[s].queries[q], &worker.context) and flushed
+            if flushed and report(worker, SESSION_DONE, s, worker.streams[s].done_slot - 1, NULL, 0, 0):
+                worker.streams[s].done_slot = 0

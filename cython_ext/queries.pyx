@@ -7,13 +7,13 @@ from libc.string cimport memcpy
 
 from flexstream.cython_ext.allocator cimport Allocator
 from flexstream.cython_ext.blocks cimport output_destroy, output_init
-from flexstream.cython_ext.includes.native cimport fs_load_relaxed
-from flexstream.cython_ext.kernel cimport generic_kernel
+from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_release
 from flexstream.cython_ext.panes cimport PaneSet, Query, first_open_end, query_init
 from flexstream.cython_ext.partial cimport (
     FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, KEY_RAW, MAX_KEY_FIELDS, USED_BIT, Layout,
 )
 from flexstream.cython_ext.program cimport BATCH, program_build, program_free
+from flexstream.cython_ext.variant cimport variant_kernel
 
 RESULT_BLOCK_ROWS = 384
 BLOCKS_PER_CHUNK = 4
@@ -75,7 +75,7 @@ cdef class QueryState:
         query.slide = bound.slide
         query.pane = bound.pane
         query.lateness = bound.allowed_lateness
-        query.kernel = generic_kernel
+        query.kernel = variant_kernel
         query.program = self.program
         build_layout(&query.layout, lowered)
         query.sets = <PaneSet *> calloc(groups, sizeof(PaneSet))
@@ -113,8 +113,13 @@ cdef class QueryState:
             },
             "windows_fired": fs_load_relaxed(&query.counters.windows_fired),
             "results": fs_load_relaxed(&query.counters.results),
+            "compiled_rows": fs_load_relaxed(&query.counters.compiled_rows),
             "open_windows": fs_load_relaxed(&query.counters.open_panes),
         }
+
+    def use_variant(self, size_t function):
+        """Run the compiled variant from the next batch on; 0: the generic one. The code must stay loaded."""
+        fs_store_release(&self.query.variant, function)
 
     @property
     def failed(self):

@@ -9,6 +9,7 @@ from flexstream.cython_ext.murmur3 cimport KeySpec
 cdef extern from "scatter.h" nogil:
     ctypedef struct Modulus:
         pass
+    ctypedef void (*scatter_hash_fn)(const unsigned char*, size_t, size_t, uint32_t*) noexcept
     ctypedef size_t (*scatter_fn)(Cursor*, const uint16_t*, const unsigned char*, size_t, size_t) noexcept
 
 cdef class Sender(Lanes):
@@ -16,6 +17,7 @@ cdef class Sender(Lanes):
     cdef bint key_is_long
     cdef Modulus modulus
     cdef scatter_fn scatter
+    cdef scatter_hash_fn hash_longs
     cdef size_t block_rows
     cdef uint32_t* hashes          # one block
     cdef uint16_t* ids             # one block

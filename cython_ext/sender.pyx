@@ -22,7 +22,7 @@ from flexstream.cython_ext.murmur3 cimport KEY_LONG, KeyHasher, key_hash
 
 cdef extern from "scatter.h" nogil:
     Modulus scatter_modulus(uint32_t groups) noexcept
-    void scatter_hash_longs(const unsigned char* key, size_t stride, size_t n, uint32_t* hashes) noexcept
+    scatter_hash_fn scatter_hash_for() noexcept
     void scatter_groups(const Modulus* m, const uint32_t* hashes, size_t n, uint16_t* ids) noexcept
     int64_t scatter_max_time(const unsigned char* time, size_t stride, size_t n, int64_t most) noexcept
     scatter_fn scatter_for(size_t row_bytes) noexcept
@@ -50,6 +50,7 @@ cdef class Sender(Lanes):
         self.key_is_long = key.spec.n == 1 and key.spec.fields[0].kind == KEY_LONG and key.spec.fields[0].size == 8
         self.modulus = scatter_modulus(groups)
         self.scatter = scatter_for(row_bytes)
+        self.hash_longs = scatter_hash_for()
         self.block_rows = scatter_block_rows(row_bytes)
         self.time_offset = time_offset
         self.auto_watermark = auto_watermark
@@ -69,7 +70,7 @@ cdef class Sender(Lanes):
     cdef void partition(self, const unsigned char* rows, size_t n) noexcept nogil:
         cdef size_t i
         if self.key_is_long:
-            scatter_hash_longs(rows + self.key.fields[0].offset, self.shape.row_bytes, n, self.hashes)
+            self.hash_longs(rows + self.key.fields[0].offset, self.shape.row_bytes, n, self.hashes)
         else:
             for i in range(n):
                 self.hashes[i] = key_hash(&self.key, rows + i * self.shape.row_bytes)
@@ -151,9 +152,10 @@ cdef class Sender(Lanes):
                     break
             at += done
             self.rows += done
-            now = now_ns()
-            if now >= self.next_scan_ns:
-                self.scan(now, False)
+            if self.linger_ns:                # without a linger frames are closed at the end of the call
+                now = now_ns()
+                if now >= self.next_scan_ns:
+                    self.scan(now, False)
             self.let_in()
         position[0] = at
         return status

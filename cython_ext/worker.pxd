@@ -90,7 +90,9 @@ cdef struct Item:                 # the rows being worked on
     uint64_t done
     uint32_t group
     uint32_t next_query           # queries before it have had the batch at `done`
-    uint64_t rejected             # the least that any of these rejected of it
+    uint32_t query_done           # rows of the batch that the next query has finished
+    uint64_t query_rejected       # and rejected, of these
+    uint64_t rejected             # the least that any of the queries before rejected of it
 
 
 cdef struct Advance:              # watermarks being passed on

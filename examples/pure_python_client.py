@@ -86,6 +86,9 @@ def main(where: str, name: str, count: int, token: str | None = None) -> None:
             part = bytes(rows[first * row_bytes : (first + frame_rows) * row_bytes])
             sock.sendall(frame(DATA, group, len(part) // row_bytes, first, part))
         sock.sendall(frame(WATERMARK, group, max(count - 1, 0)) + frame(EOS, group))
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(4096):  # to the end: closing with unread answers would reset the connection
+            pass
         sock.close()
     control.sendall(frame(WATERMARK, CONTROL, max(count - 1, 0), payload=opened))
     control.sendall(frame(EOS, CONTROL, payload=opened))

@@ -8,6 +8,7 @@ Streams, queries and expressions are here at once; Engine and the producers are 
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from flexstream.aggregates import Aggregate, avg, count, max, min, stddev, sum
@@ -66,6 +67,8 @@ __all__ = [
     "sum",
     "tumbling",
 ]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # a library is quiet unless asked
 
 _LAZY = {
     "Engine": "flexstream.engine",

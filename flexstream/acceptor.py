@@ -200,7 +200,7 @@ class Acceptor:
         self._tasks.discard(task)
         self._pending.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a connection handler failed", exc_info=error)
+            log.error("connection_handler_failed", exc_info=error)
 
     def _count(self, why: str) -> None:
         self.closed[why] += 1
@@ -344,7 +344,7 @@ class Acceptor:
             fields = {"stream": port.stream.name, "group": group, "why": code.code}
             if session is not None:
                 fields |= {"producer": session.producer, "peer": session.peer}
-            log.warning("connection refused", extra={"fields": fields})
+            log.warning("connection_refused", extra={"fields": fields})
             sock = socket.socket(fileno=fd)
             sock.setblocking(False)
             self._call(lambda: self._spawn(self._say_goodbye(sock, code, WHY[code], HINTS.get(code), group)))
@@ -356,7 +356,7 @@ class Acceptor:
         self, sock: socket.socket, code: ErrorCode, message: str, hint: str | None, group: int
     ) -> None:
         self._count(code.code)
-        log.warning("connection refused", extra={"fields": {"why": code.code, "message": message}})
+        log.warning("connection_refused", extra={"fields": {"why": code.code, "message": message}})
         await self._say_goodbye(sock, code, message, hint, group)
 
     async def _say_goodbye(

@@ -40,9 +40,7 @@ class AsyncProducer:
     @property
     def _live(self) -> Producer:
         if self._producer is None:
-            raise ConnectError(
-                "the producer is not open", code="closed", hint="use `async with`, or `await open()`"
-            )
+            raise ConnectError("the producer is not open", code="closed", hint="use `async with`, or `await open()`")
         return self._producer
 
     async def open(self) -> AsyncProducer:

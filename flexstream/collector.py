@@ -83,7 +83,7 @@ class Feed:
                 self.log.append(batch)
             except FlexStreamError as error:
                 if self.error is None:
-                    log.error("results cannot be written", extra={"fields": {"query": self.name, "error": str(error)}})
+                    log.error("results_not_written", extra={"fields": {"query": self.name, "error": str(error)}})
                 self.error = str(error)
                 return
             self.held.pop(0)
@@ -92,7 +92,7 @@ class Feed:
                 try:
                     callback(batch)
                 except Exception:
-                    log.exception("a results callback failed", extra={"fields": {"query": self.name}})
+                    log.exception("results_callback_failed", extra={"fields": {"query": self.name}})
         self.held_bytes = 0
 
 
@@ -137,7 +137,7 @@ class Collector(threading.Thread):
             self._flush_held()
         except BaseException as error:  # without a collector nothing moves: make it visible
             self.failure = error
-            log.exception("the collector failed")
+            log.exception("collector_failed")
             raise
 
     def _may_sleep(self) -> bool:

@@ -24,6 +24,8 @@ import numpy as np
 from flexstream.acceptor import Acceptor, StreamPort
 from flexstream.collector import Collector, Feed
 from flexstream.cython_ext.allocator import Allocator
+from flexstream.cython_ext.codegen import generate
+from flexstream.cython_ext.compiler import BackgroundCompiler, Compiled, CompileError
 from flexstream.cython_ext.lowering import lower
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd, now_ns
@@ -69,6 +71,10 @@ class RunningQuery:
     late: Feed
     log: ResultLog
     late_log: ResultLog
+    variant: str = "generic"
+    variant_reason: str | None = None  # why it is not compiled
+    history: list[dict[str, Any]] = field(default_factory=list)
+    submitted_at: float = field(default_factory=time.monotonic)
     gone: set[int] = field(default_factory=set)
     dropped: threading.Event = field(default_factory=threading.Event)
 
@@ -81,7 +87,8 @@ class Engine:
     hosts than loopback need `token`. idle_timeout_s: a producer silent for so long stops holding the watermark.
     session_timeout_s: a producer whose connection broke is waited for so long. state_memory_bytes: cap on window
     state over all workers; rows that need a new key past it are rejected and counted. pin=False leaves the
-    threads to the scheduler. expected_producers: nothing fires before so many have registered.
+    threads to the scheduler. expected_producers: nothing fires before so many have registered. compile: "auto"
+    compiles queries to native code in the background, "off" does not, "require" makes submit() wait and raise.
 
     All methods are thread-safe. Raises EngineError: cores that do not exist, ports in use, unknown names.
     """
@@ -107,9 +114,10 @@ class Engine:
         retention_bytes: int | None = None,
         retention_s: float | None = None,
         expected_producers: int = 0,
+        compile: str = "auto",
     ) -> None:
         cpus = worker_cores(workers)
-        check_sizes(groups, frame_bytes, max_sessions, nic)
+        check_sizes(groups, frame_bytes, max_sessions, nic, compile)
         self.groups = groups
         self.frame_bytes = frame_bytes
         self.state = "running"
@@ -119,6 +127,8 @@ class Engine:
         self._session_timeout_s = session_timeout_s
         self._max_sessions = max_sessions
         self._expected_producers = expected_producers
+        self._compile = compile
+        self._compiler = BackgroundCompiler()
         self._lock = threading.RLock()
         self._streams: dict[str, RunningStream] = {}
         self._queries: dict[str, RunningQuery] = {}
@@ -221,6 +231,38 @@ class Engine:
             self._by_number[number] = running
             for worker, state in zip(self.workers, states, strict=True):
                 worker.add_query(stream.index, state)
+        self._start_compiling(running, generate(bound))
+
+    def _start_compiling(self, running: RunningQuery, code: str) -> None:
+        """The generic variant runs from the first record; the compiled one takes over when it is ready."""
+        if self._compile == "off":
+            running.variant_reason = "compile is off"
+            return
+        running.variant_reason = "compiling"
+        ready = threading.Event()
+
+        def done(outcome: Compiled | CompileError) -> None:
+            if isinstance(outcome, Compiled):
+                for state in running.states:
+                    state.use_variant(outcome.function)
+                running.variant, running.variant_reason = "compiled", None
+            else:
+                running.variant_reason = str(outcome)
+            after_s = time.monotonic() - running.submitted_at
+            reason = running.variant_reason or ("from the cache" if outcome.cached else "compiled")  # type: ignore[union-attr]
+            running.history.append({"variant": running.variant, "after_s": round(after_s, 4), "reason": reason})
+            ready.set()
+
+        self._compiler.submit(code, done)
+        if self._compile == "require":
+            ready.wait()
+            if running.variant != "compiled":
+                self.cancel(running.query.name)
+                raise EngineError(
+                    f"query {running.query.name!r} was not compiled: {running.variant_reason}",
+                    code="not_compiled",
+                    hint="use compile='auto' to run it without",
+                )
 
     def _open_log(self, kind: str, name: str, rows: Any) -> ResultLog:
         directory = self._data_dir / kind / name if self._data_dir is not None else None
@@ -420,6 +462,7 @@ class Engine:
         for running in self._queries.values():
             running.log.close()
             running.late_log.close()
+        self._compiler.stop()
         self._allocator.stop()
         for worker in self.workers:
             worker.release()

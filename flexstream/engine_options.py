@@ -17,7 +17,7 @@ def worker_cores(workers: int | list[int]) -> list[int]:
     missing = [cpu for cpu in workers if cpu not in allowed]
     if missing or not workers:
         raise EngineError(
-            f"workers={workers}: core {', '.join(map(str, missing)) or '(none given)'} does not exist or is not allowed",
+            f"workers={workers}: core {', '.join(map(str, missing)) or '(none given)'} is not there or not allowed",
             code="bad_core",
             hint=f"this process may use {', '.join(map(str, allowed))}",
         )
@@ -43,7 +43,7 @@ def data_address(listen: str, token: str | None) -> tuple[str, int]:
     return host, int(port)
 
 
-def check_sizes(groups: int, frame_bytes: int, max_sessions: int, nic: str) -> None:
+def check_sizes(groups: int, frame_bytes: int, max_sessions: int, nic: str, compile: str) -> None:
     if not 1 <= groups <= 65_534:
         raise EngineError(f"groups={groups} must be from 1 to 65534", code="bad_groups")
     if not 4096 <= frame_bytes <= 1 << 20:
@@ -52,3 +52,5 @@ def check_sizes(groups: int, frame_bytes: int, max_sessions: int, nic: str) -> N
         raise EngineError(f"max_sessions={max_sessions} must be from 1 to 65536", code="bad_max_sessions")
     if nic not in ("user", "auto"):
         raise EngineError(f"nic={nic!r} is not there yet", code="bad_nic", hint="use nic='user'")
+    if compile not in ("auto", "off", "require"):
+        raise EngineError(f"compile={compile!r} must be auto, off or require", code="bad_compile")

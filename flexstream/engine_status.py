@@ -92,13 +92,15 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
     error = next((state.failed for state in running.states if state.failed), None)
     totals = {
         name: sum(part[name] for part in parts)
-        for name in ("rows", "filtered", "late", "windows_fired", "results", "open_windows")
+        for name in ("rows", "filtered", "late", "windows_fired", "results", "open_windows", "compiled_rows")
     }
     return {
         "stream": running.stream.stream.name,
         "state": "failed" if error else "running",
         "error": error,
-        "variant": "generic",
+        "variant": running.variant,
+        "variant_reason": running.variant_reason,
+        "history": list(running.history),
         **totals,
         "rejected": dict(rejected),
         "log": {

@@ -208,9 +208,7 @@ class Producer:
     def __del__(self) -> None:
         session = getattr(self, "_session", None)
         if session is not None and session.state not in ("closed", "failed"):
-            warnings.warn(
-                f"{self!r} was not closed: its last rows may be lost", ResourceWarning, stacklevel=2
-            )
+            warnings.warn(f"{self!r} was not closed: its last rows may be lost", ResourceWarning, stacklevel=2)
             session.abort()
 
     def __repr__(self) -> str:
@@ -222,9 +220,7 @@ class Producer:
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(
-            f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}", code=f"bad_{name}"
-        )
+        raise ConfigError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}", code=f"bad_{name}")
 
 
 def _not_negative(**values: float) -> None:

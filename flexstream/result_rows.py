@@ -13,6 +13,10 @@ from flexstream.schema import Schema
 from flexstream.stream import Stream
 
 _NULL_BITS = np.int64(null_bits())
+_NUMPY_OF = {
+    "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64, "uint8": np.uint8,
+    "uint16": np.uint16, "uint32": np.uint32, "uint64": np.uint64, "float": np.float32, "double": np.float64,
+}  # fmt: skip
 
 
 class ResultRows:
@@ -41,9 +45,8 @@ class ResultRows:
 
     def _column(self, table: np.ndarray[Any, Any], field: pa.Field) -> pa.Array:
         values = np.ascontiguousarray(table[field.name])
-        if field.name in self._nullable:
-            return pa.array(values, field.type, mask=values.view(np.int64) == _NULL_BITS)
-        return _to_arrow(values, field.type)
+        valid = values.view(np.int64) != _NULL_BITS if field.name in self._nullable else None
+        return _to_arrow(values, field.type, valid)
 
 
 class LateRows:
@@ -59,7 +62,9 @@ class LateRows:
         table = np.frombuffer(rows, self.dtype)
         row = table["row"]
         columns = [
-            _to_arrow(np.ascontiguousarray(row[field.name]), field.type) for field in self.schema if field.name != "watermark"
+            _to_arrow(np.ascontiguousarray(row[field.name]), field.type)
+            for field in self.schema
+            if field.name != "watermark"
         ]
         columns.append(_to_arrow(np.ascontiguousarray(table["watermark"]), self.schema.field("watermark").type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -73,12 +78,12 @@ def _is_real(fn: str, arg: Any) -> bool:
     return fn in ("avg", "stddev") or (arg is not None and arg.type == "f64")
 
 
-def _to_arrow(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_timestamp(kind):
-        return pa.array(values.view(f"datetime64[{kind.unit}]"), kind)
-    if pa.types.is_fixed_size_binary(kind):
-        # numpy drops trailing NULs when it makes bytes objects; the fixed width brings them back
-        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.tobytes())])
+def _to_arrow(values: np.ndarray[Any, Any], kind: pa.DataType, valid: np.ndarray[Any, Any] | None = None) -> pa.Array:
+    """Buffers, not pa.array(): that would import pandas where it is installed."""
     if pa.types.is_boolean(kind):
-        return pa.array(values.view(np.uint8) != 0, kind)
-    return pa.array(values).cast(kind)
+        packed = np.packbits(values.view(np.uint8) != 0, bitorder="little")
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(packed)])
+    if not (pa.types.is_timestamp(kind) or pa.types.is_fixed_size_binary(kind)):
+        values = values.astype(_NUMPY_OF[str(kind)], copy=False)
+    validity = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(values.tobytes())])

@@ -160,9 +160,7 @@ def frame_crc(header: Header, payload: bytes | bytearray | memoryview) -> int:
     return crc32c(payload, crc32c(replace(header, crc32c=0).pack()))
 
 
-def json_frame(
-    kind: FrameType, group: int, document: dict[str, Any], *, value: int = 0, sequence: int = 0
-) -> bytes:
+def json_frame(kind: FrameType, group: int, document: dict[str, Any], *, value: int = 0, sequence: int = 0) -> bytes:
     """A HELLO, ACK or ERROR frame with a JSON payload."""
     payload = json.dumps(document, separators=(",", ":")).encode()
     return frame(kind, group, value=value, sequence=sequence, payload=payload)

@@ -39,8 +39,19 @@ static inline uint32_t scatter_mix(uint32_t h, uint32_t k) {
     return scatter_rotl(h, 13) * 5 + 0xe6546b64u;
 }
 
-/* murmur3_32(seed 42) of one 8-byte integer per row: what murmur3.pxd's hash_long computes, four lanes at a time. */
-static void scatter_hash_longs(const unsigned char *key, size_t stride, size_t n, uint32_t *hash) {
+#if defined(__x86_64__) && defined(__GNUC__)
+#define SCATTER_AVX2 1 /* compiled beside the portable code and chosen at run time */
+#define SCATTER_TARGET __attribute__((target("avx2")))
+static inline int scatter_has_avx2(void) { return __builtin_cpu_supports("avx2"); }
+#else
+#define SCATTER_AVX2 0
+#define SCATTER_TARGET
+static inline int scatter_has_avx2(void) { return 0; }
+#endif
+#define SCATTER_INLINE static inline __attribute__((always_inline))
+
+/* murmur3_32(seed 42) of one 8-byte integer per row: what murmur3.pxd's hash_long computes, some lanes at a time. */
+SCATTER_INLINE void scatter_hash_body(const unsigned char *key, size_t stride, size_t n, uint32_t *hash) {
     uint32_t low[SCATTER_MAX_BLOCK], high[SCATTER_MAX_BLOCK];
     for (size_t i = 0; i < n; i++, key += stride) {
         memcpy(&low[i], key, 4);
@@ -52,6 +63,20 @@ static void scatter_hash_longs(const unsigned char *key, size_t stride, size_t n
         h = (h ^ h >> 13) * 0xc2b2ae35u;
         hash[i] = h ^ h >> 16;
     }
+}
+
+typedef void (*scatter_hash_fn)(const unsigned char *, size_t, size_t, uint32_t *);
+
+static void scatter_hash_sse(const unsigned char *key, size_t stride, size_t n, uint32_t *hash) {
+    scatter_hash_body(key, stride, n, hash);
+}
+
+SCATTER_TARGET static void scatter_hash_avx2(const unsigned char *key, size_t stride, size_t n, uint32_t *hash) {
+    scatter_hash_body(key, stride, n, hash);
+}
+
+static inline scatter_hash_fn scatter_hash_for(void) {
+    return scatter_has_avx2() ? scatter_hash_avx2 : scatter_hash_sse;
 }
 
 static void scatter_groups(const Modulus *m, const uint32_t *hash, size_t n, uint16_t *group) {
@@ -75,15 +100,8 @@ static int64_t scatter_max_time(const unsigned char *time, size_t stride, size_t
     return most;
 }
 
-typedef struct {
-    uint64_t a, b;
-} scatter_pair;
-
-static inline void scatter_copy16(unsigned char *to, const unsigned char *from) {
-    scatter_pair pair;
-    memcpy(&pair, from, 16);
-    memcpy(to, &pair, 16);
-}
+typedef uint64_t scatter_16 __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint64_t scatter_32 __attribute__((vector_size(32), aligned(1), may_alias));
 
 /* The line that this cursor's next row ends in is wanted many rows later: ask for it now, for writing. With more
  * groups than the L1 cache has room for, this hides a miss per row. (PREFETCHW is a no-op where it does not exist.) */
@@ -100,6 +118,7 @@ static inline void scatter_expect(const unsigned char *to) {
     for (size_t i = 0; i < n; i++, row += row_bytes) {                                                \
         Cursor *cursor = &cursors[group[i]];                                                          \
         unsigned char *to = cursor->at;                                                               \
+        __builtin_prefetch(row + SCATTER_BLOCK_BYTES); /* the next block, which is hashed soon */     \
         if (__builtin_expect(to == cursor->end, 0)) return i;                                         \
         COPY;                                                                                         \
         cursor->at = to + row_bytes;                                                                  \
@@ -109,17 +128,24 @@ static inline void scatter_expect(const unsigned char *to) {
 
 typedef size_t (*scatter_fn)(Cursor *, const uint16_t *, const unsigned char *, size_t, size_t);
 
-#define SCATTER_SIZED(K)                                                                              \
-    static size_t scatter_##K(Cursor *cursors, const uint16_t *group, const unsigned char *row,       \
-                              size_t row_bytes, size_t n) {                                           \
+/* K whole words of W bytes and one that ends where the row ends: for rows of K * W + 1 to (K + 1) * W bytes. */
+#define SCATTER_SIZED(W, K, TARGET)                                                                   \
+    TARGET static size_t scatter_##W##_##K(Cursor *cursors, const uint16_t *group, const unsigned char *row, \
+                                           size_t row_bytes, size_t n) {                              \
         SCATTER_BODY({                                                                                \
-            _Pragma("GCC unroll 16") for (int k = 0; k < K; k++) scatter_copy16(to + 16 * k, row + 16 * k); \
-            scatter_copy16(to + row_bytes - 16, row + row_bytes - 16);                                \
+            _Pragma("GCC unroll 16") for (int k = 0; k < K; k++)                                      \
+                *(scatter_##W *)(to + W * k) = *(const scatter_##W *)(row + W * k);                   \
+            *(scatter_##W *)(to + row_bytes - W) = *(const scatter_##W *)(row + row_bytes - W);       \
         })                                                                                            \
     }
 
-SCATTER_SIZED(0) SCATTER_SIZED(1) SCATTER_SIZED(2) SCATTER_SIZED(3) SCATTER_SIZED(4) SCATTER_SIZED(5)
-SCATTER_SIZED(6) SCATTER_SIZED(7) SCATTER_SIZED(8) SCATTER_SIZED(9) SCATTER_SIZED(10) SCATTER_SIZED(11)
+SCATTER_SIZED(16, 0, ) SCATTER_SIZED(16, 1, ) SCATTER_SIZED(16, 2, ) SCATTER_SIZED(16, 3, )
+SCATTER_SIZED(16, 4, ) SCATTER_SIZED(16, 5, ) SCATTER_SIZED(16, 6, ) SCATTER_SIZED(16, 7, )
+SCATTER_SIZED(16, 8, ) SCATTER_SIZED(16, 9, ) SCATTER_SIZED(16, 10, ) SCATTER_SIZED(16, 11, )
+#if SCATTER_AVX2
+SCATTER_SIZED(32, 1, SCATTER_TARGET) SCATTER_SIZED(32, 2, SCATTER_TARGET) SCATTER_SIZED(32, 3, SCATTER_TARGET)
+SCATTER_SIZED(32, 4, SCATTER_TARGET) SCATTER_SIZED(32, 5, SCATTER_TARGET)
+#endif
 
 static size_t scatter_tiny(Cursor *cursors, const uint16_t *group, const unsigned char *row, size_t row_bytes,
                            size_t n) { /* 8 to 15 bytes */
@@ -135,11 +161,16 @@ static size_t scatter_any(Cursor *cursors, const uint16_t *group, const unsigned
 }
 
 static inline scatter_fn scatter_for(size_t row_bytes) {
-    static const scatter_fn sized[] = {scatter_0, scatter_1, scatter_2, scatter_3, scatter_4,  scatter_5,
-                                       scatter_6, scatter_7, scatter_8, scatter_9, scatter_10, scatter_11};
-    if (row_bytes < 16) return row_bytes < 8 ? scatter_any : scatter_tiny;
+    static const scatter_fn by16[] = {scatter_16_0, scatter_16_1, scatter_16_2, scatter_16_3, scatter_16_4,  scatter_16_5,
+                                      scatter_16_6, scatter_16_7, scatter_16_8, scatter_16_9, scatter_16_10, scatter_16_11};
     size_t k = (row_bytes - 1) / 16;
-    return k < sizeof sized / sizeof *sized ? sized[k] : scatter_any;
+    if (row_bytes < 16) return row_bytes < 8 ? scatter_any : scatter_tiny;
+#if SCATTER_AVX2
+    static const scatter_fn by32[] = {NULL, scatter_32_1, scatter_32_2, scatter_32_3, scatter_32_4, scatter_32_5};
+    if (scatter_has_avx2() && row_bytes > 32 && (row_bytes - 1) / 32 < sizeof by32 / sizeof *by32)
+        return by32[(row_bytes - 1) / 32];
+#endif
+    return k < sizeof by16 / sizeof *by16 ? by16[k] : scatter_any;
 }
 
 static inline size_t scatter_block_rows(size_t row_bytes) {

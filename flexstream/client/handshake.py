@@ -10,7 +10,7 @@ import selectors
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flexstream.client.discovery import Address
@@ -144,9 +144,7 @@ def refusal(value: int, payload: bytes) -> ProtocolError:
     if not isinstance(document, dict):
         document = {}
     code = document.get("code") or (known.code if known else f"error_{value}")
-    return ProtocolError(
-        f"the server refused: {document.get('message') or code}", code=code, hint=document.get("hint")
-    )
+    return ProtocolError(f"the server refused: {document.get('message') or code}", code=code, hint=document.get("hint"))
 
 
 def retryable(error: BaseException) -> bool:
@@ -157,9 +155,7 @@ def retryable(error: BaseException) -> bool:
 
 
 def _start(address: Address, hello: Hello, group: int) -> _Attempt:
-    family, kind, protocol, _, target = socket.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM
-    )[0]
+    family, kind, protocol, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
@@ -236,9 +232,21 @@ def greet(
     return welcomes, errors
 
 
-def greet_control(address: Address, hello: Hello, timeout_s: float) -> Welcome:
-    """The control connection. Raises OSError or ProtocolError."""
-    welcomes, errors = greet(address, hello, [CONTROL_GROUP], timeout_s)
-    if errors:
-        raise errors[CONTROL_GROUP]
-    return welcomes[CONTROL_GROUP]
+def greet_control(address: Address, hello: Hello, timeout_s: float) -> tuple[Welcome, Address]:
+    """The control connection, and the address among those of the name that answered: data connections go there.
+
+    Raises OSError or ProtocolError.
+    """
+    deadline = time.monotonic() + timeout_s
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    hosts = list(dict.fromkeys(str(info[4][0]) for info in found))
+    error: Exception = OSError(f"{address.host} has no address")
+    for host in hosts:
+        numeric = replace(address, host=host)
+        welcomes, errors = greet(numeric, hello, [CONTROL_GROUP], max(deadline - time.monotonic(), 0.05))
+        if not errors:
+            return welcomes[CONTROL_GROUP], numeric
+        error = errors[CONTROL_GROUP]
+        if isinstance(error, FlexStreamError):
+            break  # somebody is there, and refuses
+    raise error

@@ -83,12 +83,8 @@ class Session:
             self.groups = int(welcome.document["groups"])
         except (KeyError, TypeError, ValueError, FlexStreamError) as error:
             welcome.sock.close()
-            raise ProtocolError(
-                f"the control ACK of {self.data} does not describe the stream: {error}"
-            ) from error
-        self._hello = replace(
-            self._hello, row_bytes=self.stream.schema.row_bytes, schema=self.stream.schema.hash
-        )
+            raise ProtocolError(f"the control ACK of {self.data} does not describe the stream: {error}") from error
+        self._hello = replace(self._hello, row_bytes=self.stream.schema.row_bytes, schema=self.stream.schema.hash)
         self.sender = self._make_sender(welcome)
         self.sender.attach(CONTROL, welcome.sock.detach(), 0)
         self.state = "connected"
@@ -106,7 +102,8 @@ class Session:
                 self.data = self._find(left)
                 if self.settings.crc is None:
                     self._hello = replace(self._hello, crc=not _is_loopback(self.data.host))
-                return greet_control(self.data, self._hello, left)
+                welcome, self.data = greet_control(self.data, self._hello, left)
+                return welcome
             except (OSError, FlexStreamError) as error:
                 if not retryable(error):
                     raise
@@ -126,8 +123,7 @@ class Session:
             f"gave up on {where} after {tried_s:g} s of trying (stream {self.settings.stream!r}, "
             f"HELLO with back-off); the last error: {reason}",
             code="unreachable",
-            hint=getattr(error, "hint", None)
-            or "is the daemon running, and is this its address? `flexstream doctor`",
+            hint=getattr(error, "hint", None) or "is the daemon running, and is this its address? `flexstream doctor`",
         )
 
     def _make_sender(self, welcome: Welcome) -> Sender:
@@ -136,11 +132,7 @@ class Session:
         server_frame = int(welcome.document.get("frame_bytes") or FRAME_BYTES)
         rows = welcome.rows_per_frame or server_frame // row_bytes
         if s.frame_bytes is not None:
-            limit = (
-                server_frame
-                if self._hello.crc
-                else int(welcome.document.get("max_frame_bytes") or server_frame)
-            )
+            limit = server_frame if self._hello.crc else int(welcome.document.get("max_frame_bytes") or server_frame)
             rows = min(s.frame_bytes, limit) // row_bytes
         rows = max(rows, 1)
         unit_ns = self.stream.unit_ns
@@ -192,16 +184,14 @@ class Session:
             self._down_since = now
             self.state = "waiting"
             self._last_error = _describe(faults[0])
-            log.warning(
-                "%d connection(s) to %s lost (%s); reconnecting", len(broken), self.data, self._last_error
-            )
+            log.warning("%d connection(s) to %s lost (%s); reconnecting", len(broken), self.data, self._last_error)
             if self._attempts:  # it broke again at once: do not spin
                 self._postpone(self._last_error)
                 return
         try:
             if CONTROL in broken:
                 self.data = self._find(self.settings.connect_timeout_s)
-                welcome = greet_control(self.data, self._hello, self.settings.connect_timeout_s)
+                welcome, self.data = greet_control(self.data, self._hello, self.settings.connect_timeout_s)
                 self.sender.attach(CONTROL, welcome.sock.detach(), 0)
             groups = [group for group in broken if group != CONTROL] + self.sender.wanted_groups()
             errors = self._connect(groups)
@@ -237,9 +227,7 @@ class Session:
                 )
             elif lost:
                 self.rows_lost += lost
-                log.error(
-                    "group %d: the server restarted without %d rows that it had acknowledged", group, lost
-                )
+                log.error("group %d: the server restarted without %d rows that it had acknowledged", group, lost)
         return list(errors.values())
 
     def _judge(self, errors: list[Exception]) -> None:
@@ -300,9 +288,7 @@ class Session:
                 return
             self.check()
             if left_ms <= 0:
-                raise ConnectError(
-                    f"flush: after {timeout_s:g} s {self.unsent()}", code="timeout", hint=self._why()
-                )
+                raise ConnectError(f"flush: after {timeout_s:g} s {self.unsent()}", code="timeout", hint=self._why())
 
     def _why(self) -> str:
         if self.state == "waiting":

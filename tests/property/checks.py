@@ -157,7 +157,7 @@ def random_stream(rnd: random.Random, name: str = "s") -> fs.Stream:
     fields = [("t", f"timestamp[{unit}]"), *keys.items(), *values.items()]
     rnd.shuffle(fields)
     disorder = rnd.choice((0, 0, 1, 7, 50))
-    return fs.Stream("s" if name is None else name, dict(fields), key=list(keys), time="t", max_disorder=f"{disorder}{unit}")
+    return fs.Stream(name, dict(fields), key=list(keys), time="t", max_disorder=f"{disorder}{unit}")
 
 
 def random_values(rng: np.random.Generator, kind: str, dtype: Any, n: int) -> np.ndarray:
@@ -226,8 +226,7 @@ class Expressions:
         if choice == 5:
             return self.real(depth - 1).cast("i64")
         right = self.integer(depth - 1)
-        operator = rnd.choice("+-*/%")
-        return {"+": left + right, "-": left - right, "*": left * right, "/": left // right, "%": left % right}[operator]
+        return rnd.choice((left + right, left - right, left * right, left // right, left % right))
 
     def real(self, depth: int = 2) -> Any:
         rnd = self.rnd
@@ -244,8 +243,7 @@ class Expressions:
         if choice == 5:
             return abs(left)
         right = rnd.choice((self.real, self.integer))(depth - 1)
-        operator = rnd.choice("+-*/")
-        return {"+": left + right, "-": left - right, "*": left * right, "/": left / right}[operator]
+        return rnd.choice((left + right, left - right, left * right, left / right))
 
     def boolean(self, depth: int = 2) -> Any:
         rnd = self.rnd

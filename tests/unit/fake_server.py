@@ -45,9 +45,7 @@ class FakeServer:
         # Misbehaviour: change these at any time.
         self.refuse: ErrorCode | None = None  # answer to the next HELLOs
         self.refuse_data: ErrorCode | None = None  # on data connections only
-        self.drop_after: dict[
-            int, list[int]
-        ] = {}  # group: close after so many bytes of the connection, in turn
+        self.drop_after: dict[int, list[int]] = {}  # group: close after so many bytes of the connection, in turn
         self.ack = True
         self.reading = threading.Event()
         self.reading.set()
@@ -174,7 +172,7 @@ class _Connection:
         assert header.type is FrameType.HELLO, header
         hello = json.loads(self.read(header.payload_bytes))
         server.hellos.append({"group": header.group, **hello})
-        self.producer, self.crc = hello["producer"], hello["crc"]
+        self.producer, self.crc = hello["producer"], hello.get("crc", False)
         control = header.group == CONTROL_GROUP
         refuse = server.refuse or (None if control else server.refuse_data)
         if refuse is None and not control and self.producer not in server.sessions:

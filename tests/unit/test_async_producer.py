@@ -62,9 +62,7 @@ def test_a_full_buffer_raises_when_so_chosen(server):
     server.reading.clear()
 
     async def main():
-        async with AsyncProducer(
-            server.address, stream="clicks", replay_bytes=65536, on_full="raise"
-        ) as producer:
+        async with AsyncProducer(server.address, stream="clicks", replay_bytes=65536, on_full="raise") as producer:
             with pytest.raises(RingFull):
                 await producer.send(clicks(300_000))
             server.reading.set()

@@ -388,3 +388,23 @@ def test_importing_the_command_line_does_not_import_rich_or_pandas() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_live_screen_shows_cores_groups_and_queries() -> None:
+    import io
+
+    from rich.console import Console
+
+    engine = FakeEngine()
+    engine.add(ADS)
+    engine.submit(VIEWS)
+    look = {"at": 0.0, "status": engine.status()}
+    out = io.StringIO()
+    Console(file=out, width=120).print(top._screen(top.rates_of(look, {**look, "at": 1.0})))
+    for word in ("running", "cores", "groups of ads", "queries", "ysb"):
+        assert word in out.getvalue()
+
+
+def test_every_command_is_in_the_operations_manual(project: Path) -> None:
+    text = (project / "docs" / "operations.md").read_text()
+    assert [command for command in all_commands() if f"`{' '.join(command)}" not in text] == []

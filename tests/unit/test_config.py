@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flexstream.config import Resolution, is_loopback, resolve, split_address
+from flexstream.config import SETTINGS, Resolution, is_loopback, resolve, split_address
 from flexstream.errors import ConfigError
 
 
@@ -163,3 +163,8 @@ def test_only_loopback_addresses_count_as_loopback() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example")] == [False] * 4
     assert split_address("::1", 5) == ("::1", 5)
+
+
+def test_every_setting_is_in_the_operations_manual(project: Path) -> None:
+    text = (project / "docs" / "operations.md").read_text()
+    assert [name for name in SETTINGS if f"| `{name}` |" not in text] == []

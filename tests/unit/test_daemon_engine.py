@@ -35,8 +35,14 @@ class Served:
         with fs.Producer(self.ready["control"], stream="ads") as producer:
             producer.send(rows)
 
-    def views(self, offset: int = 0) -> dict[tuple[int, int], int]:
+    def views(self, offset: int = 0, rows: int | None = None) -> dict[tuple[int, int], int]:
+        """The results from `offset` on; with `rows` it waits until there are so many, and sees that no more come.
+
+        (A producer's close waits until its rows are processed; their results are written a moment later.)
+        """
         found: dict[tuple[int, int], int] = {}
+        if rows is not None:
+            assert sum(1 for _ in self.client.rows("ysb", offset=offset, limit=rows, follow=True)) == rows
         for row in self.client.rows("ysb", offset=offset):
             start = int(np.datetime64(row["window_start"], "ms").astype(np.int64))
             assert (start, row["campaign_id"]) not in found
@@ -69,15 +75,22 @@ def test_rows_sent_over_tcp_come_out_as_right_results_over_http(project: Path, t
     with serve(project, tmp_path) as served:
         served.client.post("/v1/queries", YSB_QUERY.to_dict())
         served.send(rows)
-        assert served.views() == expected_views(rows)
+        expected = expected_views(rows)
+        assert served.views(rows=len(expected)) == expected
         ledger = served.client.get("/v1/status")["streams"]["ads"]["ledger"]
         assert ledger["received"] == ledger["applied"] == ROWS
         batches = list(served.client.batches("ysb"))
         assert batches[0].schema.equals(YSB_QUERY.result_schema())
         assert served.client.probe("/readyz")[0] == 200
+
+
+def test_the_started_daemon_has_not_loaded_pandas_or_pyarrow_dataset(project: Path, tmp_path: Path) -> None:
+    with serve(project, tmp_path) as served:
+        served.client.post("/v1/queries", YSB_QUERY.to_dict())
+        assert list(served.client.rows("ysb")) == []
         mapped = Path(f"/proc/{served.child.pid}/maps").read_text()
         assert "pyarrow" in mapped
-        assert not [line for line in mapped.splitlines() if "pandas" in line or "_dataset" in line]
+        assert not [line for line in mapped.splitlines() if "pandas" in line or "/_dataset." in line]
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -86,16 +99,18 @@ def test_results_streams_and_queries_survive_a_restart(project: Path, tmp_path: 
     with serve(project, tmp_path) as served:
         served.client.post("/v1/queries", YSB_QUERY.to_dict())
         served.send(first)
-        before = served.views()
+        expected = expected_views(first)
+        assert served.views(rows=len(expected)) == expected
         next_offset = served.client.get("/v1/queries/ysb")["log"]["next_offset"]
         served.child.send_signal(how)
         served.child.wait(30)
         assert served.child.returncode == (0 if how == signal.SIGTERM else -how)
     with serve(project, tmp_path) as served:
         assert served.ready["queries"] == ["ysb"]
-        assert served.views() == before == expected_views(first)
+        assert served.views() == expected
         served.send(second)
-        assert served.views(next_offset) == expected_views(second)
+        expected = expected_views(second)
+        assert served.views(next_offset, rows=len(expected)) == expected
 
 
 def test_a_stop_names_the_windows_that_had_not_fired(project: Path, tmp_path: Path) -> None:
@@ -119,7 +134,7 @@ def test_a_taken_data_port_and_a_missing_core_are_one_line_and_a_hint(project: P
         code = "from flexstream.cli import main; main()"
         for options, words in (
             (["--data", served.ready["data"]], "Address already in use"),
-            (["--data", "127.0.0.1:0", "--workers", "0,4095"], "core 4095 does not exist"),
+            (["--data", "127.0.0.1:0", "--workers", "0,4095"], "core 4095"),
         ):
             command = [
                 sys.executable,

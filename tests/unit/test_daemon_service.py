@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from tests.unit.fake_engine import ADS, VIEWS
 
 # `flexstream serve` with everything real but the engine.
 CHILD = """
-import os, sys
+import os, sys, time
 from flexstream.daemon import service
 from tests.unit.fake_engine import FakeEngine
 
@@ -32,6 +31,8 @@ def fake(config):
     engine = FakeEngine(config.data_dir, groups=config.groups)
     if os.environ.get("TEST_OPEN_WINDOWS"):
         engine.open_windows = [{"query": "ysb", "groups": n, "first_end": 0} for n in range(25)]
+    if os.environ.get("TEST_SLOW_DRAIN"):
+        engine.drain = lambda timeout: time.sleep(0.3) or ["w"]
     return engine
 
 service.make_engine = fake
@@ -108,9 +109,7 @@ def test_streams_and_queries_survive_kill_minus_nine(project: Path, tmp_path: Pa
         assert ask(ready, "/v1/queries/ysb")["plan"] == VIEWS.to_dict()
 
 
-def test_a_second_daemon_on_the_directory_is_refused_with_the_pid_of_the_first(
-    project: Path, tmp_path: Path
-) -> None:
+def test_a_second_daemon_on_the_directory_is_refused_with_the_pid_of_the_first(project: Path, tmp_path: Path) -> None:
     with served(project, tmp_path, "--json") as first:
         ready_line(first)
         with served(project, tmp_path) as second:
@@ -137,9 +136,7 @@ def test_systemd_hears_ready_watchdog_and_stopping(project: Path, tmp_path: Path
     assert child.returncode == 0
 
 
-def test_the_daemon_starts_without_pandas_pyspark_rich_or_pyarrow_dataset(
-    project: Path, tmp_path: Path
-) -> None:
+def test_the_daemon_starts_without_pandas_pyspark_rich_or_pyarrow_dataset(project: Path, tmp_path: Path) -> None:
     """With traffic: a query, results in both formats, metrics. pandas is installed and stays out."""
     script = CHILD.replace(
         "main(sys.argv[1:])",
@@ -242,32 +239,10 @@ def test_open_windows_are_described_in_any_form() -> None:
 
 
 def test_draining_waits_for_a_slow_engine(project: Path, tmp_path: Path) -> None:
-    slow = CHILD.replace(
-        "    return engine",
-        "    import time\n    engine.drain = lambda t: time.sleep(0.3) or ['w']\n    return engine",
-    )
-    command = [
-        sys.executable,
-        "-c",
-        slow,
-        "serve",
-        "--control",
-        "127.0.0.1:0",
-        "--data-dir",
-        str(tmp_path),
-        "--json",
-    ]
-    with subprocess.Popen(
-        command,
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(project)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as child:
+    with served(project, tmp_path, "--json", TEST_SLOW_DRAIN="1") as child:
         ready = ready_line(child)
         assert ask(ready, "/readyz")["ready"] is True
-        time.sleep(0.05)
         child.terminate()
         out, _ = child.communicate(timeout=30)
-    assert json.loads(out)["open_windows"] == ["w"]
+    assert json.loads(out) == {"event": "stopped", "drained": True, "open_windows": ["w"]}
     assert child.returncode == 0

@@ -1,14 +1,15 @@
 """The frame decoder: bytes cut anywhere give the same rows; what is wrong gives one fault and then silence."""
 
 import struct
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from flexstream.cython_ext.decoder import FrameDecoder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flexstream import Stream
-from flexstream.cython_ext.decoder import FrameDecoder
 from flexstream.wire import ErrorCode, FrameType, Header, frame
 
 STREAM = Stream("s", {"t": "timestamp[ms]", "k": "i32", "x": "u8"}, key="k", time="t")
@@ -215,7 +216,7 @@ def test_rows_of_the_largest_size_go_through():
 
 def pieces(whole, cuts):
     edges = [0, *sorted(cut % (len(whole) + 1) for cut in cuts), len(whole)]
-    return [whole[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [whole[a:b] for a, b in pairwise(edges)]
 
 
 HEADERS = st.builds(

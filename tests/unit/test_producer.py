@@ -99,6 +99,23 @@ def test_rows_that_linger_are_sent_without_a_flush(server):
         wait_for(lambda: server.total_rows() == 3)
 
 
+def test_without_linger_frames_are_whole_until_the_end_of_the_call(server):
+    rows = clicks(3000, keys=1)
+    group = int(CLICKS.group_of(rows[:1], 8)[0])
+    with Producer(server.address, stream="clicks", linger_ms=0) as producer:
+        producer.send(rows)
+        wait_for(lambda: server.total_rows() == 3000)
+    sizes = [value for kind, value in server.events[group] if kind == "data"]
+    assert sum(sizes) == 3000
+    assert len(sizes) <= 50  # 47, and one more for each time that the service thread came in between
+
+
+def test_a_name_with_several_addresses_is_tried_at_each(server):
+    with Producer(f"tcp://localhost:{server.port}", stream="clicks") as producer:
+        producer.send(clicks(10))
+    check_rows(server, clicks(10))
+
+
 @pytest.mark.parametrize("crc", [False, True])
 def test_crc_is_on_when_asked(server, crc):
     rows = clicks(5000)
@@ -441,9 +458,7 @@ class _Control(http.server.BaseHTTPRequestHandler):
         type(self).seen.append((self.path, self.headers.get("Authorization")))
         known = self.path == "/v1/streams/clicks"
         document = (
-            {"data": self.data, "groups": 8}
-            if known
-            else {"code": "unknown_stream", "message": "no such stream"}
+            {"data": self.data, "groups": 8} if known else {"code": "unknown_stream", "message": "no such stream"}
         )
         body = json.dumps(document).encode()
         self.send_response(200 if known else 404)

@@ -1,0 +1,85 @@
+/* What a compiled variant and the engine agree on. Generated code includes this header and nothing else.
+ *
+ * A variant takes the rows of one batch of one group in order. It applies each row to the panes in its view and
+ * stops at the first row that it cannot finish: a key or a pane that is not there yet, a late row, an expression
+ * without a value. The engine gives that row to the generic variant and calls again behind it. So a variant has no
+ * slow path, allocates nothing, and cannot lose a row. */
+#ifndef FLEXSTREAM_ABI_H
+#define FLEXSTREAM_ABI_H
+
+#include <stdint.h>
+#include <string.h>
+
+#define FS_ABI_VERSION 1
+#define FS_ABI_BATCH 1024
+#define FS_GOLDEN UINT64_C(0x9E3779B97F4A7C15)
+
+typedef struct {
+    int64_t start, end;     /* event times; start == end: no pane */
+    unsigned char *entries; /* [used bit, dirty bit, row count][key words][aggregate slots], all 8-byte words */
+    uint64_t mask;          /* capacity - 1 */
+    uint32_t shift;         /* 64 - log2(capacity) */
+    uint32_t spare;
+} fs_pane_view;
+
+typedef struct {
+    fs_pane_view pane[2]; /* the pane in use, and the one before it */
+    uint64_t filtered;    /* out: rows among those finished that a filter dropped */
+    uint64_t overflow;    /* out: not 0 when an integer sum has no value any more */
+} fs_view;
+
+/* How many rows were finished, from the first on. n <= FS_ABI_BATCH. */
+typedef uint32_t (*fs_variant)(const unsigned char *rows, uint32_t n, fs_view *view);
+
+static inline int8_t fs_get_i8(const unsigned char *p) { return (int8_t)*p; }
+static inline uint8_t fs_get_u8(const unsigned char *p) { return *p; }
+static inline uint8_t fs_get_bool(const unsigned char *p) { return *p != 0; }
+static inline int16_t fs_get_i16(const unsigned char *p) { int16_t v; memcpy(&v, p, 2); return v; }
+static inline uint16_t fs_get_u16(const unsigned char *p) { uint16_t v; memcpy(&v, p, 2); return v; }
+static inline int32_t fs_get_i32(const unsigned char *p) { int32_t v; memcpy(&v, p, 4); return v; }
+static inline uint32_t fs_get_u32(const unsigned char *p) { uint32_t v; memcpy(&v, p, 4); return v; }
+static inline int64_t fs_get_i64(const unsigned char *p) { int64_t v; memcpy(&v, p, 8); return v; }
+static inline uint64_t fs_get_u64(const unsigned char *p) { uint64_t v; memcpy(&v, p, 8); return v; }
+static inline float fs_get_f32(const unsigned char *p) { float v; memcpy(&v, p, 4); return v; }
+static inline double fs_get_f64(const unsigned char *p) { double v; memcpy(&v, p, 8); return v; }
+static inline double fs_real(uint64_t bits) { double v; memcpy(&v, &bits, 8); return v; }
+
+/* Key words: -0.0 and 0.0 are one key, and so are all NaNs. */
+static inline void fs_key_f32(void *to, const unsigned char *p) {
+    float v = fs_get_f32(p);
+    v = v == 0 ? 0 : v != v ? __builtin_nanf("") : v;
+    memcpy(to, &v, 4);
+}
+static inline void fs_key_f64(void *to, const unsigned char *p) {
+    double v = fs_get_f64(p);
+    v = v == 0 ? 0 : v != v ? __builtin_nan("") : v;
+    memcpy(to, &v, 8);
+}
+static inline uint64_t fs_hash_words(const uint64_t *key, int words) {
+    uint64_t h = 0;
+    for (int w = 0; w < words; w++) {
+        h = (h ^ key[w]) * FS_GOLDEN;
+        h ^= h >> 32;
+    }
+    return h * FS_GOLDEN;
+}
+
+/* As in Spark: NaN equals NaN and is greater than any other value. */
+static inline int64_t fs_eq(double a, double b) { return a == b || (a != a && b != b); }
+static inline int64_t fs_lt(double a, double b) { return a < b || (b != b && a == a); }
+
+/* Neumaier's sum in two slots: value, compensation. */
+static inline void fs_add_real(double *slot, double v) {
+    double total = slot[0] + v, held = slot[0];
+    slot[1] += __builtin_fabs(held) >= __builtin_fabs(v) ? (held - total) + v : (v - total) + held;
+    slot[0] = total;
+}
+/* Welford's update in three slots: rows, mean, M2. */
+static inline void fs_add_deviation(double *slot, double v) {
+    double delta = v - slot[1];
+    slot[0] += 1;
+    slot[1] += delta / slot[0];
+    slot[2] += delta * (v - slot[1]);
+}
+
+#endif

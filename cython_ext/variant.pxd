@@ -1,0 +1,26 @@
+"""Compiled variants: the ABI of generated code, and the kernel that runs one with the generic variant behind it."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from flexstream.cython_ext.panes cimport Context, PaneSet, Query, Step
+
+
+cdef extern from "flexstream_abi.h" nogil:
+    enum:
+        FS_ABI_VERSION
+        FS_ABI_BATCH
+    ctypedef struct fs_pane_view:
+        int64_t start
+        int64_t end
+        unsigned char *entries
+        uint64_t mask
+        uint32_t shift
+    ctypedef struct fs_view:
+        fs_pane_view pane[2]
+        uint64_t filtered
+        uint64_t overflow
+    ctypedef uint32_t (*fs_variant)(const unsigned char *rows, uint32_t n, fs_view *view) noexcept nogil
+
+
+cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
+                         uint32_t n) noexcept nogil

@@ -1,0 +1,66 @@
+"""See variant.pxd."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_relaxed
+from flexstream.cython_ext.kernel cimport generic_kernel
+from flexstream.cython_ext.panes cimport STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end
+
+cdef enum:
+    GENERIC_ROWS = 64         # given to the generic variant at a stop: new keys and panes come in bunches
+
+
+cdef inline void show_pane(Query *query, PaneSet *panes, Pane *pane, fs_pane_view *view) noexcept nogil:
+    """A pane that rows may simply be added to; one whose window has fired needs the generic variant's marks."""
+    view.start = 0
+    view.end = 0
+    if pane == NULL or (query.lateness > 0 and first_end(query, pane.start) <= panes.fired_until):
+        return
+    view.start = pane.start
+    view.end = pane.start + query.pane
+    view.entries = pane.table.entries
+    view.mask = pane.table.capacity - 1
+    view.shift = pane.table.shift
+
+
+cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
+                         uint32_t n) noexcept nogil:
+    """The compiled variant as far as it goes, the generic one for what it leaves, in row order.
+
+    STEP_WAIT: `context.done` rows were finished; call again with the rest.
+    """
+    cdef fs_variant run = <fs_variant> <void *> fs_load_acquire(&query.variant)
+    cdef fs_view view
+    cdef uint32_t done = 0
+    cdef uint32_t some
+    context.done = 0
+    if run == NULL or query.failed:
+        return generic_kernel(query, context, panes, rows, n)
+    view.overflow = 0
+    while True:
+        show_pane(query, panes, panes.recent, &view.pane[0])
+        show_pane(query, panes, panes.previous, &view.pane[1])
+        some = run(rows + <uint64_t> done * query.row_bytes, n - done, &view)
+        if some:
+            fs_count(&query.counters.rows, some)
+            fs_count(&query.counters.filtered, view.filtered)
+            fs_count(&query.counters.compiled_rows, some)
+            if view.overflow:
+                fs_store_relaxed(&query.failed, 1)
+        done += some
+        if done == n:
+            return STEP_DONE
+        some = GENERIC_ROWS if n - done > GENERIC_ROWS else n - done
+        context.late_from = done
+        if generic_kernel(query, context, panes, rows + <uint64_t> done * query.row_bytes, some) == STEP_WAIT:
+            context.late_from = 0
+            context.done = done
+            return STEP_WAIT
+        context.late_from = 0
+        done += some
+        if done == n:
+            return STEP_DONE
+
+
+def abi_version():
+    return FS_ABI_VERSION

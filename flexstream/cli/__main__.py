@@ -1,0 +1,5 @@
+"""`python -m flexstream.cli` is `flexstream`."""
+
+from flexstream.cli import main
+
+main()

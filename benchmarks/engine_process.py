@@ -15,9 +15,8 @@ import json
 import sys
 from typing import Any
 
-from flexstream.testing.ysb import YSB_STREAM
-
 import flexstream as fs
+from flexstream.testing.ysb import YSB_STREAM
 
 
 def ysb_stream(name: str, *, max_disorder: str = "0ms") -> fs.Stream:

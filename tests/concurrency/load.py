@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from flexstream.cython_ext.queries import QueryState
 
 import flexstream as fs
 from flexstream import engine as engine_module
-from flexstream.cython_ext.queries import QueryState
 
 ROUND_MS = 4_000
 KEYS = 3_000

@@ -43,7 +43,8 @@ class Child:
 
     def end(self) -> int:
         """The end of its input is the end of the process."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
             return self._process.wait(timeout=20)
@@ -58,9 +59,8 @@ def engine(project: Path, tmp_path: Path) -> Iterator[Child]:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler: the calls of workers cannot be counted")
     library = tmp_path / "calls.so"
-    subprocess.run(
-        ["cc", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", str(library), str(HERE / "calls.c"), "-ldl"], check=True
-    )
+    flags = ["-O2", "-Wall", "-Wextra", "-shared", "-fPIC"]
+    subprocess.run(["cc", *flags, "-o", str(library), str(HERE / "calls.c"), "-ldl"], check=True)
     child = Child(
         str(HERE / "counted_engine.py"), str(max(os.sched_getaffinity(0))), project=project,
         environment={"LD_PRELOAD": str(library), "FLEXSTREAM_CALLS": str(library)},

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flexstream.errors import EngineError, FlexStreamError
 
 import flexstream as fs
+from flexstream.errors import EngineError, FlexStreamError
 
 spec = importlib.util.spec_from_file_location("load", Path(__file__).with_name("load.py"))
-assert spec is not None and spec.loader is not None
+assert spec is not None
+assert spec.loader is not None
 load: Any = importlib.util.module_from_spec(spec)
 sys.modules["load"] = load
 spec.loader.exec_module(load)
@@ -40,7 +41,9 @@ def descriptors() -> list[str]:
 
 
 def threads() -> list[str]:
-    return sorted(Path(f"/proc/self/task/{tid}/comm").read_text() for tid in os.listdir("/proc/self/task"))
+    """Names of this process's threads, without those that Arrow's allocator starts for itself."""
+    names = [Path(f"/proc/self/task/{tid}/comm").read_text().strip() for tid in os.listdir("/proc/self/task")]
+    return sorted(name for name in names if not name.startswith("jemalloc"))
 
 
 def resident_bytes() -> int:
@@ -56,21 +59,27 @@ def settled(read: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
     return value
 
 
+def first_use() -> None:
+    """What is made once and stays (Arrow's and uvloop's own threads and files) is not a leak."""
+    with fs.Engine(workers=1, groups=4, listen="127.0.0.1:0", pin=False) as engine:
+        engine.submit(load.summed(STREAM, "first", fs.tumbling("1s")))
+        with fs.Producer(address(engine), stream=STREAM) as producer:
+            producer.send(load.some_rows(STREAM, np.random.default_rng(1), 0, 10))
+        list(engine.results("first"))
+
+
 @pytest.fixture
 def leaves_nothing() -> Iterator[None]:
     """After the test there are no more descriptors and threads than before."""
-    with fs.Engine(workers=1, groups=4, listen="127.0.0.1:0", pin=False) as engine:  # what is made once for ever
-        engine.submit(load.summed(STREAM, "first", fs.tumbling("1s")))
-        with fs.Producer("tcp://{}:{}".format(*engine.data_address), stream=STREAM) as producer:
-            producer.send(load.some_rows(STREAM, np.random.default_rng(1), 0, 10))
-        list(engine.results("first"))
+    first_use()
     gc.collect()
     before_threads = settled(threads, lambda found: not any(name.startswith("fs-") for name in found))
-    before = settled(descriptors, lambda found: not any("eventfd" in name for name in found))
+    before = descriptors()
     yield
-    assert len(settled(threads, lambda found: len(found) <= len(before_threads))) <= len(before_threads), threads()
-    left = settled(descriptors, lambda found: len(found) <= len(before))
-    assert len(left) <= len(before), sorted(set(left) - set(before))
+    after_threads = settled(threads, lambda found: len(found) <= len(before_threads))
+    assert len(after_threads) <= len(before_threads), f"{before_threads} -> {after_threads}"
+    after = settled(descriptors, lambda found: len(found) <= len(before))
+    assert len(after) <= len(before), f"{len(before)} descriptors before, {len(after)} after: {after}"
 
 
 @pytest.fixture
@@ -142,7 +151,8 @@ def test_open_connections_are_closed_with_the_engine(leaves_nothing: None, seed:
     time.sleep(0.3)
     engine.drain(10)
     ledger = engine.status()["streams"]["a"]["ledger"]
-    assert ledger["received"] == ledger["applied"] > 0
+    assert ledger["received"] > 0
+    assert ledger["in_flight"] == 0, ledger
     for sender in senders:
         sender.join(15)
     stuck = sum(sender.is_alive() for sender in senders)
@@ -246,7 +256,7 @@ def test_at_the_memory_cap_rows_are_rejected_and_counted_but_nothing_hangs(windo
             assert sum(n for n, _ in load.totals_of(engine.results("q")).values()) == len(rows) - rejected
 
 
-def test_drain_keeps_its_time_limit_while_feeders_are_blocked_by_a_stalled_reader(small_outputs: None, seed: int) -> None:
+def test_drain_keeps_its_time_limit_while_feeders_are_blocked(small_outputs: None, seed: int) -> None:
     rng = np.random.default_rng(seed)
     go, engine = threading.Event(), fs.Engine(workers=1, groups=128, pin=False)
     drained = threading.Event()

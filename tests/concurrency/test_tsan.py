@@ -40,7 +40,8 @@ def library() -> str:
 
 def native_hash(project: Path) -> str:
     digest = hashlib.sha256(sys.version.encode())
-    sources = [project / "setup.py", *(project / "cython_ext").glob("*.p[yx][xd]"), *(project / "cython_ext/includes").iterdir()]
+    native = project / "cython_ext"
+    sources = [project / "setup.py", *native.glob("*.p[yx][xd]"), *(native / "includes").iterdir()]
     for path in sorted(path for path in sources if path.is_file()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

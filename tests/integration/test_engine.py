@@ -680,13 +680,6 @@ def test_the_earliest_time_there_is_can_be_fed_first():
         assert engine.status()["queries"]["q"]["rejected"]["bad_time"] == 1
 
 
-def test_closing_takes_no_time_when_there_is_nothing_to_do():
-    engine = fs.Engine(pin=False)
-    started = time.monotonic()
-    engine.close()
-    assert time.monotonic() - started < 5
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("lateness", ["0s", "60s"])

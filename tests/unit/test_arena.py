@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from flexstream.cython_ext.probes import ProbeArena
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from flexstream.cython_ext.probes import ProbeArena
 
 CHUNK = 1 << 16
 HEAD = 64 + 4095  # what a chunk costs beyond what was asked for, at most

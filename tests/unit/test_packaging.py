@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 SMOKE = """
-import sys
+import importlib, pkgutil, sys
 import flexstream as fs
 assert "site-packages" in fs.__file__, fs.__file__
 clicks = fs.Stream("clicks", {"at": "timestamp[ms]", "user": "i64"}, key="user", time="at")
@@ -24,6 +25,14 @@ with fs.Engine(workers=1) as engine:
     engine.finish()
     found = {row["user"]: row["n"] for batch in engine.results("n") for row in batch.to_pylist()}
 assert found == {7: 2, 8: 1}, found
+with fs.Engine(workers=1, listen="127.0.0.1:0") as engine:
+    engine.add(clicks)
+    with fs.Producer("tcp://%s:%d" % engine.data_address, stream="clicks") as producer:
+        producer.send([{"at": 1, "user": 7}])
+    assert engine.status()["streams"]["clicks"]["ledger"]["received"] == 1
+for module in pkgutil.walk_packages(fs.__path__, "flexstream."):
+    if "__main__" not in module.name and ".spark" not in module.name:
+        importlib.import_module(module.name)
 bare = [name for name in ("nic", "state", "cython_ext") if name in sys.modules]
 assert not bare, bare
 print("smoke test passed")
@@ -31,13 +40,22 @@ print("smoke test passed")
 
 
 def run(command: list[str], cwd: Path) -> str:
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=260, env=environment)
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
+
+
+def test_every_package_of_the_tree_is_shipped(project: Path) -> None:
+    shipped = set(tomllib.loads((project / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = ["flexstream", *(f"flexstream/{name}" for name in ("nic", "state", "cython_ext"))]
+    found = {
+        str(init.parent.relative_to(project)).replace("/", ".")
+        for folder in folders
+        for init in [project / folder / "__init__.py", *(project / folder).glob("*/__init__.py")]
+    }
+    assert found <= shipped, f"missing in pyproject.toml: {sorted(found - shipped)}"
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ def extension(source: Path) -> Extension:
 names = sorted(Path(SOURCES).glob("*.pyx"))
 setup(
     package_dir={"": "."},
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=cythonize(
         [extension(source) for source in names if not only or source.stem in only],
         compiler_directives={

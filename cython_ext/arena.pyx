@@ -65,7 +65,8 @@ cdef void arena_serve(Arena *arena) noexcept nogil:
         chunk = <ChunkHead *> mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
                                    -1, 0)
     if chunk == <ChunkHead *> MAP_FAILED:
-        fs_store_relaxed(&arena.refused, wanted)
+        if arena.refused == 0 or wanted < arena.refused:
+            fs_store_relaxed(&arena.refused, wanted)
     else:
         chunk.next = arena.chunks
         chunk.n = n
@@ -124,20 +125,28 @@ cdef ArenaStatus arena_alloc(Arena *arena, uint64_t n, void **out) noexcept nogi
             arena.bump = <unsigned char *> grant.ptr
             arena.bump_end = arena.bump + grant.n
             continue
-        if fs_load_acquire(&arena.requested) == 0:
-            if fs_load_relaxed(&arena.refused) >= size:
-                fs_store_relaxed(&arena.refused, 0)     # a later, smaller or luckier request may succeed
-                return ARENA_FULL
-            fs_store_relaxed(&arena.refused, 0)
-            request(arena, size)
+        if fs_load_acquire(&arena.requested) != 0:
+            return ARENA_WAIT
+        if fs_load_relaxed(&arena.refused) != 0 and size >= fs_load_relaxed(&arena.refused):
+            return ARENA_FULL       # until something is released
+        if not ring_empty(&arena.grants):
+            continue                # granted between the two looks
+        request(arena, size)
         return ARENA_WAIT
     arena.in_use += size
     out[0] = piece
     return ARENA_OK
 
 
-cdef void arena_release(Arena *arena, void *memory, uint64_t n) noexcept nogil:
+cdef void arena_give_back(Arena *arena, void *memory, uint64_t n) noexcept nogil:
+    """Undo an arena_alloc of which the second half failed: what was refused stays refused."""
     cdef unsigned k = size_class(n)
     (<void **> memory)[0] = arena.free_lists[k]
     arena.free_lists[k] = memory
     arena.in_use -= <uint64_t> 1 << (k + ARENA_MIN_SHIFT)
+
+
+cdef void arena_release(Arena *arena, void *memory, uint64_t n) noexcept nogil:
+    arena_give_back(arena, memory, n)
+    if arena.refused != 0:
+        fs_store_relaxed(&arena.refused, 0)

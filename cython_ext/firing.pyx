@@ -1,18 +1,19 @@
 """The firing: panes into result rows, in slices. A window that got late rows fires again, as a revision."""
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy
 
-from flexstream.cython_ext.arena cimport ARENA_OK, ARENA_WAIT, ArenaStatus, arena_alloc, arena_release
+from flexstream.cython_ext.arena cimport ARENA_OK, ARENA_WAIT, ArenaStatus
 from flexstream.cython_ext.blocks cimport Block, block_rows, output_block
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_store_relaxed
 from flexstream.cython_ext.messages cimport RESULT_BLOCK
 from flexstream.cython_ext.panes cimport (
-    PHASE_EMIT, PHASE_MERGE, PHASE_NONE, STEP_DONE, STEP_MORE, STEP_WAIT, Context, PaneSet, Query, Revision,
+    PHASE_EMIT, PHASE_EMIT_UNMERGED, PHASE_MERGE, PHASE_NONE, STEP_DONE, STEP_MORE, STEP_WAIT, Context, Pane, PaneSet, Query,
     Step, drop_panes, end_after, first_end, floor_to, hand_over, last_end, next_due, pane_position,
 )
 from flexstream.cython_ext.partial cimport (
-    DIRTY_BIT, ROWS_MASK, Table, entry_merge, entry_results, table_clear, table_init, table_locate,
+    DIRTY_BIT, MAX_ENTRY_WORDS, ROWS_MASK, Table, entry_merge, entry_results, table_clear, table_find, table_init,
+    table_locate,
 )
 
 cdef enum:
@@ -20,34 +21,21 @@ cdef enum:
     SLICE = 4096              # entries merged between two quiescent points
 
 
-cdef ArenaStatus count_firing(Context *context, PaneSet *panes, int64_t end, uint32_t *revision) noexcept nogil:
-    """How often the window has fired before, and once more."""
-    cdef uint32_t i = panes.n_revisions
-    cdef void *memory
-    cdef uint32_t capacity
-    cdef ArenaStatus status
-    while i > 0 and panes.revisions[i - 1].end > end:
-        i -= 1
-    if i > 0 and panes.revisions[i - 1].end == end:
-        revision[0] = <uint32_t> panes.revisions[i - 1].fired
-        panes.revisions[i - 1].fired += 1
-        return ARENA_OK
-    if panes.n_revisions == panes.revisions_capacity:
-        capacity = panes.revisions_capacity * 2 if panes.revisions_capacity else 16
-        status = arena_alloc(context.arena, capacity * sizeof(Revision), &memory)
-        if status != ARENA_OK:
-            return status
-        if panes.revisions != NULL:
-            memcpy(memory, panes.revisions, panes.n_revisions * sizeof(Revision))
-            arena_release(context.arena, panes.revisions, panes.revisions_capacity * sizeof(Revision))
-        panes.revisions = <Revision *> memory
-        panes.revisions_capacity = capacity
-    memmove(panes.revisions + i + 1, panes.revisions + i, (panes.n_revisions - i) * sizeof(Revision))
-    panes.revisions[i].end = end
-    panes.revisions[i].fired = 1
-    panes.n_revisions += 1
-    revision[0] = 0
-    return ARENA_OK
+cdef uint32_t count_firing(Query *query, PaneSet *panes, int64_t end) noexcept nogil:
+    """How often the window has fired before; counts this firing in all of its panes."""
+    cdef uint32_t i = pane_position(panes, end - query.size)
+    cdef uint32_t last = pane_position(panes, end)
+    cdef uint32_t before = 0
+    cdef uint32_t k
+    cdef Pane *pane
+    for k in range(i, last):
+        pane = panes.panes[k]
+        if pane.fired[(end - first_end(query, pane.start)) // query.slide] > before:
+            before = pane.fired[(end - first_end(query, pane.start)) // query.slide]
+    for k in range(i, last):
+        pane = panes.panes[k]
+        pane.fired[(end - first_end(query, pane.start)) // query.slide] = before + 1
+    return before
 
 
 cdef bint next_revision(Query *query, PaneSet *panes, int64_t *end) noexcept nogil:
@@ -88,24 +76,28 @@ cdef void clear_dirty(Query *query, PaneSet *panes) noexcept nogil:
 cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t end, bint revising) noexcept nogil:
     cdef uint32_t first = pane_position(panes, end - query.size)
     cdef ArenaStatus status
-    if query.merged.entries == NULL and query.pane < query.size:
+    cdef bint single = first + 1 >= panes.n or panes.panes[first + 1].start >= end
+    cdef bint merging = not single
+    if merging and query.merged.entries == NULL:
         status = table_init(&query.merged, &query.layout, FIRST_CAPACITY, context.arena)
-        if status != ARENA_OK:
+        if status == ARENA_WAIT:
             return STEP_WAIT
-    panes.revision = 0
-    if query.lateness > 0 and count_firing(context, panes, end, &panes.revision) != ARENA_OK:
-        return STEP_WAIT
+        merging = status == ARENA_OK
+    panes.revision = count_firing(query, panes, end) if query.lateness > 0 else 0
     panes.firing_end = end
     panes.revising = revising
     panes.cursor = 0
-    if first + 1 >= panes.n or panes.panes[first + 1].start >= end:
+    panes.merge_next = first
+    if single:
         panes.source = &panes.panes[first].table
         panes.phase = PHASE_EMIT
-    else:
+    elif merging:
         table_clear(&query.merged)
         panes.source = &query.merged
-        panes.merge_next = first
         panes.phase = PHASE_MERGE
+    else:
+        panes.source = &panes.panes[first].table
+        panes.phase = PHASE_EMIT_UNMERGED
     return STEP_DONE
 
 
@@ -124,9 +116,13 @@ cdef Step merge_slice(Query *query, Context *context, PaneSet *panes) noexcept n
                                       context.arena)
                 if status == ARENA_WAIT:
                     return STEP_WAIT
-                if into == NULL:
-                    fs_store_relaxed(&query.failed, 2)
-                elif entry_merge(&query.layout, into, entry):
+                if into == NULL:            # no room to merge: key by key, which needs none
+                    panes.merge_next = pane_position(panes, panes.firing_end - query.size)
+                    panes.source = &panes.panes[panes.merge_next].table
+                    panes.cursor = 0
+                    panes.phase = PHASE_EMIT_UNMERGED
+                    return STEP_MORE
+                if entry_merge(&query.layout, into, entry):
                     fs_store_relaxed(&query.failed, 1)
                 budget -= 1
             panes.cursor += 1
@@ -139,44 +135,96 @@ cdef Step merge_slice(Query *query, Context *context, PaneSet *panes) noexcept n
     return STEP_DONE
 
 
-cdef Step emit_slice(Query *query, Context *context, PaneSet *panes, uint32_t group) noexcept nogil:
-    cdef unsigned char *entry
+cdef Step emit_entry(Query *query, Context *context, PaneSet *panes, uint32_t group,
+                     const unsigned char *entry) noexcept nogil:
+    """One result row. STEP_WAIT: the reader is behind, and nothing was written."""
+    cdef Block *block = output_block(&query.results)
     cdef unsigned char *out
-    cdef Block *block
-    cdef uint64_t first
     cdef int64_t start = panes.firing_end - query.size
     cdef uint32_t key_bytes = query.layout.key_bytes
-    cdef uint32_t emitted = 0
-    while panes.cursor < panes.source.capacity and not query.failed:
-        entry = panes.source.entries + panes.cursor * query.layout.stride
-        first = (<uint64_t *> entry)[0]
-        if first & ROWS_MASK and (not panes.revising or first & DIRTY_BIT):
-            block = output_block(&query.results)
-            if block == NULL:
-                fs_count(&query.counters.results, emitted)
-                return STEP_WAIT
-            out = block_rows(block) + <size_t> block.rows * block.row_bytes
-            memcpy(out, &start, 8)
-            memcpy(out + 8, &panes.firing_end, 8)
-            memcpy(out + 16, entry + 8, key_bytes)
-            entry_results(&query.layout, entry, out + 16 + key_bytes)
-            out += 16 + key_bytes + 8 * query.layout.n_aggregates
-            memcpy(out, &group, 4)
-            memcpy(out + 4, &panes.revision, 4)
-            block.rows += 1
-            emitted += 1
-            if block.rows == block.capacity and not hand_over(&query.results, context, RESULT_BLOCK, query):
-                block.rows -= 1         # the reader is behind: this row is written again
-                fs_count(&query.counters.results, emitted - 1)
-                return STEP_WAIT
-        panes.cursor += 1
-    fs_count(&query.counters.results, emitted)
+    if block != NULL and block.rows == block.capacity:
+        if not hand_over(&query.results, context, RESULT_BLOCK, query):
+            return STEP_WAIT
+        block = output_block(&query.results)
+    if block == NULL:
+        return STEP_WAIT
+    out = block_rows(block) + <size_t> block.rows * block.row_bytes
+    memcpy(out, &start, 8)
+    memcpy(out + 8, &panes.firing_end, 8)
+    memcpy(out + 16, entry + 8, key_bytes)
+    entry_results(&query.layout, entry, out + 16 + key_bytes)
+    out += 16 + key_bytes + 8 * query.layout.n_aggregates
+    memcpy(out, &group, 4)
+    memcpy(out + 4, &panes.revision, 4)
+    block.rows += 1
+    fs_count(&query.counters.results, 1)
+    return STEP_DONE
+
+
+cdef inline bint is_due(const PaneSet *panes, const unsigned char *entry) noexcept nogil:
+    cdef uint64_t first = (<const uint64_t *> entry)[0]
+    return (first & ROWS_MASK) != 0 and (not panes.revising or (first & DIRTY_BIT) != 0)
+
+
+cdef void window_fired(Query *query, PaneSet *panes) noexcept nogil:
     fs_count(&query.counters.windows_fired, 1)
     if panes.revising:
         panes.revised_until = panes.firing_end
     else:
         panes.fired_until = panes.firing_end
     panes.phase = PHASE_NONE
+
+
+cdef Step emit_slice(Query *query, Context *context, PaneSet *panes, uint32_t group) noexcept nogil:
+    cdef unsigned char *entry
+    while panes.cursor < panes.source.capacity and not query.failed:
+        entry = panes.source.entries + panes.cursor * query.layout.stride
+        if is_due(panes, entry) and emit_entry(query, context, panes, group, entry) == STEP_WAIT:
+            return STEP_WAIT
+        panes.cursor += 1
+    window_fired(query, panes)
+    return STEP_DONE
+
+
+cdef bint merge_key(Query *query, PaneSet *panes, const unsigned char *entry, unsigned char *into) noexcept nogil:
+    """Entry and what later panes of the window have for its key, in `into`. False: an earlier pane has the key."""
+    cdef uint32_t first = pane_position(panes, panes.firing_end - query.size)
+    cdef uint32_t i
+    cdef unsigned char *found
+    for i in range(first, panes.merge_next):
+        found = table_find(&panes.panes[i].table, &query.layout, <const int64_t *> (entry + 8))
+        if found != NULL and (<uint64_t *> found)[0] & ROWS_MASK:
+            return False
+    memcpy(into, entry, query.layout.stride)
+    i = panes.merge_next + 1
+    while i < panes.n and panes.panes[i].start < panes.firing_end:
+        found = table_find(&panes.panes[i].table, &query.layout, <const int64_t *> (entry + 8))
+        if found != NULL and entry_merge(&query.layout, into, found):
+            fs_store_relaxed(&query.failed, 1)
+        i += 1
+    return True
+
+
+cdef Step emit_unmerged_slice(Query *query, Context *context, PaneSet *panes, uint32_t group) noexcept nogil:
+    """Pane by pane, key by key: slower than a merged table, and needs no memory."""
+    cdef uint64_t merged[MAX_ENTRY_WORDS]
+    cdef unsigned char *entry
+    cdef uint32_t budget = SLICE
+    while panes.merge_next < panes.n and panes.panes[panes.merge_next].start < panes.firing_end and not query.failed:
+        panes.source = &panes.panes[panes.merge_next].table
+        while panes.cursor < panes.source.capacity:
+            entry = panes.source.entries + panes.cursor * query.layout.stride
+            if (<uint64_t *> entry)[0] & ROWS_MASK and merge_key(query, panes, entry, <unsigned char *> merged) \
+                    and is_due(panes, <unsigned char *> merged) \
+                    and emit_entry(query, context, panes, group, <unsigned char *> merged) == STEP_WAIT:
+                return STEP_WAIT
+            panes.cursor += 1
+            budget -= 1
+            if budget == 0:
+                return STEP_MORE
+        panes.cursor = 0
+        panes.merge_next += 1
+    window_fired(query, panes)
     return STEP_DONE
 
 
@@ -184,9 +232,16 @@ cdef void settle(Query *query, Context *context, PaneSet *panes, int64_t waterma
     """Everything due has fired: forget what no window needs, and set the bound for late rows."""
     cdef uint32_t n = 0
     cdef int64_t passed = watermark
+    cdef int64_t reached
     if watermark == INT64_MAX:
-        # End of stream: what fired is closed, but a later session may go on with later windows.
+        # End of stream: what fired is closed, and in every group what the watermark had reached, but a later
+        # session may go on with later windows.
         passed = panes.fired_until
+        if panes.watermark > -FS_TIME_LIMIT:
+            reached = last_end(query, floor_to(panes.watermark + query.disorder, query.pane))
+            if reached > passed:
+                passed = reached
+            panes.fired_until = passed
     elif watermark > -FS_TIME_LIMIT and end_after(query, watermark) - query.slide > panes.fired_until:
         panes.fired_until = end_after(query, watermark) - query.slide
     if passed > panes.watermark:
@@ -198,12 +253,6 @@ cdef void settle(Query *query, Context *context, PaneSet *panes, int64_t waterma
         n += 1
     if n:
         drop_panes(query, context.arena, panes, n)
-    n = 0
-    while n < panes.n_revisions and panes.revisions[n].end <= panes.watermark - query.lateness:
-        n += 1
-    if n:
-        panes.n_revisions -= n
-        memmove(panes.revisions, panes.revisions + n, panes.n_revisions * sizeof(Revision))
 
 
 cdef Step query_fire(Query *query, Context *context, uint32_t group, int64_t watermark) noexcept nogil:
@@ -213,19 +262,20 @@ cdef Step query_fire(Query *query, Context *context, uint32_t group, int64_t wat
     """
     cdef PaneSet *panes = &query.sets[group]
     cdef int64_t end = 0
+    cdef Step step
     if panes.phase == PHASE_MERGE:
-        return_step = merge_slice(query, context, panes)
-        return return_step if return_step != STEP_DONE else STEP_MORE
-    if panes.phase == PHASE_EMIT:
-        return_step = emit_slice(query, context, panes, group)
-        return return_step if return_step != STEP_DONE else STEP_MORE
-    if panes.dirty:
-        if next_revision(query, panes, &end):
-            return_step = begin_window(query, context, panes, end, True)
-            return return_step if return_step != STEP_DONE else STEP_MORE
-        clear_dirty(query, panes)
-    if next_due(query, panes, watermark, &end):
-        return_step = begin_window(query, context, panes, end, False)
-        return return_step if return_step != STEP_DONE else STEP_MORE
-    settle(query, context, panes, watermark)
-    return STEP_DONE
+        step = merge_slice(query, context, panes)
+    elif panes.phase == PHASE_EMIT:
+        step = emit_slice(query, context, panes, group)
+    elif panes.phase == PHASE_EMIT_UNMERGED:
+        step = emit_unmerged_slice(query, context, panes, group)
+    elif panes.dirty and next_revision(query, panes, &end):
+        step = begin_window(query, context, panes, end, True)
+    else:
+        if panes.dirty:
+            clear_dirty(query, panes)
+        if not next_due(query, panes, watermark, &end):
+            settle(query, context, panes, watermark)
+            return STEP_DONE
+        step = begin_window(query, context, panes, end, False)
+    return STEP_WAIT if step == STEP_WAIT else STEP_MORE

@@ -178,7 +178,9 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
         fs_count(&query.counters.late, n_late)
     fs_count(&query.counters.rows, n)
     fs_count(&query.counters.filtered, n - passed - scratch.bad_total)
-    fs_count(&query.counters.no_value, scratch.bad_total)
-    fs_count(&query.counters.bad_time, passed - in_time)
+    if scratch.bad_total:
+        for i in range(1, 4):
+            fs_count(&query.counters.no_value[i], scratch.bad_by_reason[i])
+    fs_count(&query.counters.time_range, passed - in_time)
     fs_count(&query.counters.state_full, m - homed)
     return STEP_DONE

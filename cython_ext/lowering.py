@@ -41,7 +41,7 @@ FOLDS = {
     ("count", None): (0, 0),
     ("sum", "i64"): (1, 1), ("sum", "f64"): (2, 2),
     ("min", "i64"): (3, 1), ("max", "i64"): (4, 1), ("min", "f64"): (5, 1), ("max", "f64"): (6, 1),
-    ("avg", "f64"): (7, 2), ("stddev", "f64"): (8, 3),
+    ("avg", "f64"): (7, 2), ("stddev", "f64"): (8, 4),
 }  # fmt: skip
 SAFE_REAL = ("col", "add", "sub", "mul", "neg", "abs")
 KEY_FORMS = {"f32": 1, "f64": 2, "bool": 3}

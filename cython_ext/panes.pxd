@@ -28,17 +28,14 @@ cdef enum Phase:
     PHASE_NONE = 0
     PHASE_MERGE = 1
     PHASE_EMIT = 2
+    PHASE_EMIT_UNMERGED = 3   # there was no memory to merge in
 
 
 cdef struct Pane:
     int64_t start
     Table table
     bint dirty
-
-
-cdef struct Revision:
-    int64_t end
-    uint64_t fired            # how often
+    uint32_t *fired           # how often each of its windows has, by end; only with allowed lateness
 
 
 cdef struct PaneSet:
@@ -51,9 +48,6 @@ cdef struct PaneSet:
     int64_t late_before       # event times below are late
     int64_t fired_until
     bint dirty                # some pane got a late row that fired windows must hear of
-    Revision *revisions       # by end; only with allowed lateness
-    uint32_t n_revisions
-    uint32_t revisions_capacity
     # the firing in progress
     int phase
     bint revising
@@ -69,8 +63,8 @@ cdef struct Counters:
     uint64_t rows
     uint64_t filtered
     uint64_t late
-    uint64_t no_value         # rejected: an expression has no value for the row
-    uint64_t bad_time         # rejected: event time out of range
+    uint64_t no_value[4]      # rejected: an expression has no value for the row, by program.Bad
+    uint64_t time_range       # rejected: event time out of range
     uint64_t state_full       # rejected: no room for a new key or pane
     uint64_t after_failure    # rejected: the query had failed
     uint64_t windows_fired
@@ -102,6 +96,7 @@ cdef struct Query:
     int64_t slide
     int64_t pane
     int64_t lateness
+    int64_t disorder          # the stream's bound
     Kernel kernel
     const Program *program
     Layout layout
@@ -126,6 +121,14 @@ cdef inline int64_t first_end(const Query *query, int64_t pane_start) noexcept n
 
 cdef inline int64_t last_end(const Query *query, int64_t pane_start) noexcept nogil:
     return floor_to(pane_start, query.slide) + query.size
+
+
+cdef inline uint64_t pane_bytes(const Query *query) noexcept nogil:
+    """Of a Pane, with the counts of its windows behind it."""
+    cdef uint64_t windows = 0
+    if query.lateness > 0:
+        windows = <uint64_t> ((query.size + query.slide - 1) // query.slide)
+    return sizeof(Pane) + windows * sizeof(uint32_t)
 
 
 cdef inline int64_t end_after(const Query *query, int64_t moment) noexcept nogil:

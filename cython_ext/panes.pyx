@@ -3,7 +3,7 @@
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove, memset
 
-from flexstream.cython_ext.arena cimport ARENA_OK, Arena, ArenaStatus, arena_alloc, arena_release
+from flexstream.cython_ext.arena cimport ARENA_OK, Arena, ArenaStatus, arena_alloc, arena_give_back, arena_release
 from flexstream.cython_ext.blocks cimport Block, Output, output_block
 from flexstream.cython_ext.includes.native cimport fs_count
 from flexstream.cython_ext.messages cimport LATE_BLOCK, RESULT_BLOCK
@@ -64,15 +64,16 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
             arena_release(context.arena, panes.panes, panes.capacity * sizeof(Pane *))
         panes.panes = <Pane **> memory
         panes.capacity = capacity
-    status = arena_alloc(context.arena, sizeof(Pane), &memory)
+    status = arena_alloc(context.arena, pane_bytes(query), &memory)
     if status != ARENA_OK:
         return status
     pane = <Pane *> memory
-    memset(pane, 0, sizeof(Pane))
+    memset(pane, 0, pane_bytes(query))
     pane.start = start
+    pane.fired = <uint32_t *> (<unsigned char *> memory + sizeof(Pane))
     status = table_init(&pane.table, &query.layout, FIRST_CAPACITY, context.arena)
     if status != ARENA_OK:
-        arena_release(context.arena, pane, sizeof(Pane))
+        arena_give_back(context.arena, pane, pane_bytes(query))
         return status
     memmove(panes.panes + at + 1, panes.panes + at, (panes.n - at) * sizeof(Pane *))
     panes.panes[at] = pane
@@ -88,7 +89,7 @@ cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noe
     cdef uint32_t i
     for i in range(n):
         table_destroy(&panes.panes[i].table, arena)
-        arena_release(arena, panes.panes[i], sizeof(Pane))
+        arena_release(arena, panes.panes[i], pane_bytes(query))
     panes.n -= n
     memmove(panes.panes, panes.panes + n, panes.n * sizeof(Pane *))
     panes.recent = NULL
@@ -105,8 +106,6 @@ cdef void query_release(Query *query, Arena *arena) noexcept nogil:
         if panes.panes != NULL:
             drop_panes(query, arena, panes, panes.n)
             arena_release(arena, panes.panes, panes.capacity * sizeof(Pane *))
-        if panes.revisions != NULL:
-            arena_release(arena, panes.revisions, panes.revisions_capacity * sizeof(Revision))
         memset(panes, 0, sizeof(PaneSet))
     if query.merged.entries != NULL:
         table_destroy(&query.merged, arena)

@@ -3,7 +3,7 @@
 Entry layout, all 8-byte words: [flags and row count][key words][aggregate slots]. The top bit of the first word
 says that the entry is in use, the next that it changed since its window fired (late update); the rest counts rows.
 Keys are the key fields, packed and NUL padded to whole words. Aggregate slots are mergeable: sum (value), real sum
-and average (value, compensation), minimum, maximum (value), deviation (rows, mean, M2).
+and average (value, compensation), minimum, maximum (value), deviation (rows, mean as two doubles, M2).
 A table belongs to one worker; its memory comes from that worker's arena.
 """
 
@@ -15,7 +15,7 @@ cdef enum:
     MAX_AGGREGATES = 32
     MAX_KEY_FIELDS = 16
     MAX_KEY_WORDS = 32
-    MAX_ENTRY_WORDS = 1 + 32 + 3 * 32
+    MAX_ENTRY_WORDS = 1 + 32 + 4 * 32
 
 cdef enum Fold:
     FOLD_COUNT = 0
@@ -84,6 +84,7 @@ cdef void table_destroy(Table *table, Arena *arena) noexcept nogil
 cdef void table_clear(Table *table) noexcept nogil
 cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t *keys, const uint32_t *which,
                               uint32_t m, unsigned char **entry, Arena *arena) noexcept nogil
+cdef unsigned char *table_find(const Table *table, const Layout *layout, const int64_t *key) noexcept nogil
 cdef int table_apply(const Layout *layout, const int64_t *registers, uint32_t batch, uint32_t m,
                      unsigned char **entry) noexcept nogil
 cdef int entry_merge(const Layout *layout, unsigned char *into, const unsigned char *source) noexcept nogil

@@ -102,6 +102,13 @@ cdef inline uint64_t hash_words(const int64_t *key, uint32_t words) noexcept nog
     return h * <uint64_t> 0x9E3779B97F4A7C15
 
 
+cdef inline uint64_t home_of(const Table *table, const int64_t *key, uint32_t words) noexcept nogil:
+    """Where the key's probe begins."""
+    if words == 1:
+        return (<uint64_t> key[0] * <uint64_t> 0x9E3779B97F4A7C15) >> table.shift
+    return hash_words(key, words) >> table.shift
+
+
 cdef inline bint same_key(const int64_t *a, const int64_t *b, uint32_t words) noexcept nogil:
     cdef uint32_t w
     for w in range(words):
@@ -116,10 +123,7 @@ cdef unsigned char *find_or_add(Table *table, const Layout *layout, const int64_
     cdef uint64_t mask = table.capacity - 1
     cdef uint64_t at
     cdef uint64_t *entry
-    if words == 1:
-        at = (<uint64_t> key[0] * <uint64_t> 0x9E3779B97F4A7C15) >> table.shift
-    else:
-        at = hash_words(key, words) >> table.shift
+    at = home_of(table, key, words)
     while True:
         entry = <uint64_t *> (table.entries + at * layout.stride)
         if entry[0] == 0:
@@ -132,6 +136,19 @@ cdef unsigned char *find_or_add(Table *table, const Layout *layout, const int64_
         if same_key(<int64_t *> (entry + 1), key, words):
             return <unsigned char *> entry
         at = (at + 1) & mask
+
+
+cdef unsigned char *table_find(const Table *table, const Layout *layout, const int64_t *key) noexcept nogil:
+    """NULL: the key is not there."""
+    cdef uint32_t words = layout.key_words
+    cdef uint64_t at = home_of(table, key, words)
+    cdef unsigned char *entry = table.entries + at * layout.stride
+    while (<uint64_t *> entry)[0] != 0:
+        if same_key(<int64_t *> (entry + 8), key, words):
+            return entry
+        at = (at + 1) & (table.capacity - 1)
+        entry = table.entries + at * layout.stride
+    return NULL
 
 
 cdef ArenaStatus table_grow(Table *table, const Layout *layout, Arena *arena) noexcept nogil:
@@ -216,6 +233,14 @@ cdef inline double compensated(double sum_, double lost) noexcept nogil:
     return sum_ if isnan(total) and not isnan(sum_) else total
 
 
+cdef inline void move_mean(double *slots, double step) noexcept nogil:
+    """The mean is a sum of two doubles (slots 1 and 2): far from zero one would not hold it."""
+    cdef double low = slots[2] + step
+    cdef double high = slots[1] + low
+    slots[2] = low - (high - slots[1])
+    slots[1] = high
+
+
 cdef int fold_column(const Aggregate *aggregate, const int64_t *values, uint32_t m,
                      unsigned char **entry) noexcept nogil:
     cdef const double *reals = <const double *> values
@@ -258,9 +283,9 @@ cdef int fold_column(const Aggregate *aggregate, const int64_t *values, uint32_t
         for i in range(m):
             real = <double *> (entry[i] + at)
             real[0] += 1
-            delta = reals[i] - real[1]
-            real[1] += delta / real[0]
-            real[2] += delta * (reals[i] - real[1])
+            delta = (reals[i] - real[1]) - real[2]
+            move_mean(real, delta / real[0])
+            real[3] += delta * ((reals[i] - real[1]) - real[2])
     return problem
 
 
@@ -314,9 +339,9 @@ cdef int entry_merge(const Layout *layout, unsigned char *into, const unsigned c
                 real[0] = other_real[0]
         elif layout.aggregates[a].fold == FOLD_STDDEV and other_real[0] > 0:
             rows = real[0] + other_real[0]        # Chan's pairwise update
-            delta = other_real[1] - real[1]
-            real[2] += other_real[2] + delta * delta * real[0] * other_real[0] / rows
-            real[1] += delta * other_real[0] / rows
+            delta = (other_real[1] - real[1]) + (other_real[2] - real[2])
+            real[3] += other_real[3] + delta * delta * real[0] * (other_real[0] / rows)
+            move_mean(real, delta * (other_real[0] / rows))
             real[0] = rows
     return problem
 
@@ -342,7 +367,9 @@ cdef void entry_results(const Layout *layout, const unsigned char *entry, unsign
             if rows < 2:
                 memcpy(out, &NULL_BITS, 8)
             else:
-                value = sqrt(real[2] / <double> (rows - 1))
+                value = sqrt(real[3] / <double> (rows - 1))
+                if isnan(value):
+                    value = NAN         # an input's NaN may have the bits that stand for null
                 memcpy(out, &value, 8)
         else:
             memcpy(out, real, 8)

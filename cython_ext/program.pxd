@@ -67,6 +67,12 @@ cdef enum Op:
     FILTER_BYTES_NE = 92
 
 
+cdef enum Bad:                # why a row has no value
+    BAD_OVERFLOW = 1
+    BAD_DIVISION = 2
+    BAD_CAST = 3
+
+
 cdef struct Instr:
     uint16_t op
     uint16_t dst
@@ -90,6 +96,7 @@ cdef struct Program:
 cdef struct Scratch:
     uint32_t n_bad
     uint32_t bad_total
+    uint32_t bad_by_reason[4]     # of these, by Bad
     uint32_t selected[BATCH]
     uint32_t late[BATCH]
     uint32_t todo[BATCH]

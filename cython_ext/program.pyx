@@ -11,10 +11,17 @@ from flexstream.cython_ext.includes.native cimport (
 )
 
 
-cdef inline void mark_bad(Scratch *scratch, uint32_t i) noexcept nogil:
+cdef inline void mark_bad(Scratch *scratch, uint32_t i, Bad why=BAD_OVERFLOW) noexcept nogil:
     if not scratch.bad[i]:
-        scratch.bad[i] = 1
+        scratch.bad[i] = why
         scratch.n_bad += 1
+
+
+cdef void count_bad(Scratch *scratch, uint32_t m) noexcept nogil:
+    cdef uint32_t i
+    for i in range(m):
+        scratch.bad_by_reason[scratch.bad[i]] += 1
+    scratch.bad_total += scratch.n_bad
 
 
 cdef void load(const Instr *instr, const unsigned char *rows, uint32_t row_bytes, uint32_t m,
@@ -100,7 +107,9 @@ cdef void arithmetic_int(const Instr *instr, uint32_t m, Scratch *scratch) noexc
     else:
         for i in range(m):
             dst[i] = 0
-            if b[i] == 0 or (b[i] == -1 and a[i] == INT64_MIN and instr.op == FLOORDIV_I):
+            if b[i] == 0:
+                mark_bad(scratch, i, BAD_DIVISION)
+            elif b[i] == -1 and a[i] == INT64_MIN and instr.op == FLOORDIV_I:
                 mark_bad(scratch, i)
             elif b[i] == -1:                # the processor traps on INT64_MIN % -1, which is 0
                 dst[i] = -a[i] if instr.op == FLOORDIV_I else 0
@@ -133,7 +142,7 @@ cdef void arithmetic_real(const Instr *instr, uint32_t m, Scratch *scratch) noex
     else:
         for i in range(m):
             if b[i] == 0.0:
-                mark_bad(scratch, i)
+                mark_bad(scratch, i, BAD_DIVISION)
                 dst[i] = 0.0
             else:
                 dst[i] = a[i] / b[i]
@@ -153,7 +162,7 @@ cdef void convert(const Instr *instr, uint32_t m, Scratch *scratch) noexcept nog
             if from_real[i] >= -9223372036854775808.0 and from_real[i] < 9223372036854775808.0:
                 integer[i] = <int64_t> from_real[i]
             else:
-                mark_bad(scratch, i)
+                mark_bad(scratch, i, BAD_CAST)
                 integer[i] = 0
 
 
@@ -230,7 +239,7 @@ cdef void save_or_mask_bad(const Instr *instr, uint32_t m, Scratch *scratch) noe
         for i in range(m):
             if decided[i] == instr.imm:
                 scratch.bad[i] = <uint8_t> saved[i]
-            scratch.n_bad += scratch.bad[i]
+            scratch.n_bad += scratch.bad[i] != 0
 
 
 cdef void compare_bytes(const Instr *instr, const unsigned char *rows, uint32_t row_bytes, uint32_t m,
@@ -255,11 +264,11 @@ cdef uint32_t filter_register(const Instr *instr, uint32_t m, Scratch *scratch) 
     cdef uint32_t i
     cdef uint32_t out = 0
     if scratch.n_bad:
+        count_bad(scratch, m)
         for i in range(m):
             selected[out] = selected[i]
             out += keep[i] != 0 and not scratch.bad[i]
         memset(scratch.bad, 0, m)
-        scratch.bad_total += scratch.n_bad
         scratch.n_bad = 0
     else:
         for i in range(m):
@@ -318,6 +327,7 @@ cdef uint32_t program_run(const Program *program, const unsigned char *rows, uin
     cdef int64_t *dst
     scratch.n_bad = 0
     scratch.bad_total = 0
+    memset(scratch.bad_by_reason, 0, sizeof(scratch.bad_by_reason))
     for i in range(n):
         scratch.selected[i] = i
     for k in range(program.n_instructions):
@@ -347,11 +357,9 @@ cdef uint32_t program_run(const Program *program, const unsigned char *rows, uin
         else:
             m = filter_word(instr, rows, program.row_bytes, m, scratch)
         if m == 0:
-            scratch.bad_total += scratch.n_bad
-            scratch.n_bad = 0
             return 0
     if scratch.n_bad:
-        scratch.bad_total += scratch.n_bad
+        count_bad(scratch, m)
         m = drop_bad(scratch, m, program.n_registers)
     return m
 

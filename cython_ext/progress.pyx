@@ -42,8 +42,8 @@ cdef bint report(WorkerState *worker, uint32_t kind, uint32_t stream, uint32_t s
 
 
 cdef inline uint64_t rejected_by(const Query *query) noexcept nogil:
-    return (query.counters.no_value + query.counters.bad_time + query.counters.state_full
-            + query.counters.after_failure)
+    return (query.counters.no_value[1] + query.counters.no_value[2] + query.counters.no_value[3]
+            + query.counters.time_range + query.counters.state_full + query.counters.after_failure)
 
 
 cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,

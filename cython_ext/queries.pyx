@@ -12,12 +12,12 @@ from flexstream.cython_ext.panes cimport PaneSet, Query, first_open_end, query_i
 from flexstream.cython_ext.partial cimport (
     FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, KEY_RAW, MAX_KEY_FIELDS, USED_BIT, Layout,
 )
-from flexstream.cython_ext.program cimport BATCH, program_build, program_free
+from flexstream.cython_ext.program cimport BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free
 from flexstream.cython_ext.variant cimport variant_kernel
 
 RESULT_BLOCK_ROWS = 384
 BLOCKS_PER_CHUNK = 4
-FAILURES = {1: "an integer sum passed the range of int64", 2: "no memory was left to merge a window"}
+FAILURES = {1: "an integer sum passed the range of int64"}
 
 
 cdef build_layout(Layout *layout, lowered):
@@ -75,6 +75,7 @@ cdef class QueryState:
         query.slide = bound.slide
         query.pane = bound.pane
         query.lateness = bound.allowed_lateness
+        query.disorder = stream.max_disorder
         query.kernel = variant_kernel
         query.program = self.program
         build_layout(&query.layout, lowered)
@@ -106,8 +107,10 @@ cdef class QueryState:
             "filtered": fs_load_relaxed(&query.counters.filtered),
             "late": fs_load_relaxed(&query.counters.late),
             "rejected": {
-                "no_value": fs_load_relaxed(&query.counters.no_value),
-                "bad_time": fs_load_relaxed(&query.counters.bad_time),
+                "overflow": fs_load_relaxed(&query.counters.no_value[<int> BAD_OVERFLOW]),
+                "division_by_zero": fs_load_relaxed(&query.counters.no_value[<int> BAD_DIVISION]),
+                "cast": fs_load_relaxed(&query.counters.no_value[<int> BAD_CAST]),
+                "time_range": fs_load_relaxed(&query.counters.time_range),
                 "state_full": fs_load_relaxed(&query.counters.state_full),
                 "query_failed": fs_load_relaxed(&query.counters.after_failure),
             },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -102,9 +103,10 @@ class Collector(threading.Thread):
     `handlers` take what is not a result: {"closed": f(worker, *report), ...}.
     """
 
-    def __init__(self, workers: list[Any], handlers: dict[str, Callable[..., None]]) -> None:
+    def __init__(self, workers: list[Any], reader_fd: int, handlers: dict[str, Callable[..., None]]) -> None:
         super().__init__(name="fs-collector", daemon=True)
         self._workers = workers
+        self._reader_fd = reader_fd
         self._handlers = handlers
         self._results: dict[int, Feed] = {}
         self._late: dict[int, Feed] = {}
@@ -122,6 +124,7 @@ class Collector(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
+        os.eventfd_write(self._reader_fd, 1)  # it may be asleep
 
     def run(self) -> None:
         try:

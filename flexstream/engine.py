@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from flexstream.acceptor import Acceptor, StreamPort
 from flexstream.collector import Collector, Feed
 from flexstream.cython_ext.allocator import Allocator
 from flexstream.cython_ext.codegen import generate
-from flexstream.cython_ext.compiler import BackgroundCompiler, Compiled, CompileError
 from flexstream.cython_ext.lowering import lower
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd, now_ns
@@ -36,47 +34,17 @@ from flexstream.feeding import Feeder
 from flexstream.nic.user import UserNic
 from flexstream.query import Query
 from flexstream.result_rows import LateRows, ResultRows
-from flexstream.sessions import Session, StreamSessions
+from flexstream.running import RunningQuery, RunningStream
+from flexstream.sessions import StreamSessions
 from flexstream.state.result_log import ResultLog
 from flexstream.stream import Stream
+from flexstream.variants import Variants
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DEFAULT_STATE_BYTES = 4 << 30
 TICK_S = 0.1
-
-
-@dataclass(eq=False)
-class RunningStream:
-    stream: Stream
-    index: int
-    handles: list[Any]
-    sessions: StreamSessions
-    feeder: Session | None = None
-    fed_until: int | None = None  # largest event time fed so far
-
-    @property
-    def port(self) -> StreamPort:
-        return StreamPort(self.stream, self.index, self.sessions, self.handles)
-
-
-@dataclass(eq=False)
-class RunningQuery:
-    query: Query
-    number: int
-    stream: RunningStream
-    states: list[Any]  # QueryState per worker
-    results: Feed
-    late: Feed
-    log: ResultLog
-    late_log: ResultLog
-    variant: str = "generic"
-    variant_reason: str | None = None  # why it is not compiled
-    history: list[dict[str, Any]] = field(default_factory=list)
-    submitted_at: float = field(default_factory=time.monotonic)
-    gone: set[int] = field(default_factory=set)
-    dropped: threading.Event = field(default_factory=threading.Event)
 
 
 class Engine:
@@ -117,7 +85,7 @@ class Engine:
         compile: str = "auto",
     ) -> None:
         cpus = worker_cores(workers)
-        check_sizes(groups, frame_bytes, max_sessions, nic, compile)
+        check_sizes(groups, frame_bytes, max_sessions, nic, compile, state_memory_bytes // len(cpus))
         self.groups = groups
         self.frame_bytes = frame_bytes
         self.state = "running"
@@ -127,8 +95,7 @@ class Engine:
         self._session_timeout_s = session_timeout_s
         self._max_sessions = max_sessions
         self._expected_producers = expected_producers
-        self._compile = compile
-        self._compiler = BackgroundCompiler()
+        self._variants = Variants(compile)
         self._lock = threading.RLock()
         self._streams: dict[str, RunningStream] = {}
         self._queries: dict[str, RunningQuery] = {}
@@ -148,6 +115,7 @@ class Engine:
                 self._allocator,
                 frame_bytes=frame_bytes,
                 state_bytes=state_memory_bytes // len(cpus),
+                chunk_bytes=min(4 << 20, state_memory_bytes // len(cpus) // 4),
                 reader_fd=self._reader_fd,
                 busy_poll=busy_poll,
             )
@@ -156,6 +124,7 @@ class Engine:
         self._feeder = Feeder(self.workers, groups, self.placement, self._check_alive)
         self.collector = Collector(
             self.workers,
+            self._reader_fd,
             {
                 "closed": self._connection_closed,
                 "session_done": lambda worker, stream, slot: self._stream_at(stream).sessions.done_on(slot, worker),
@@ -231,38 +200,13 @@ class Engine:
             self._by_number[number] = running
             for worker, state in zip(self.workers, states, strict=True):
                 worker.add_query(stream.index, state)
-        self._start_compiling(running, generate(bound))
-
-    def _start_compiling(self, running: RunningQuery, code: str) -> None:
-        """The generic variant runs from the first record; the compiled one takes over when it is ready."""
-        if self._compile == "off":
-            running.variant_reason = "compile is off"
-            return
-        running.variant_reason = "compiling"
-        ready = threading.Event()
-
-        def done(outcome: Compiled | CompileError) -> None:
-            if isinstance(outcome, Compiled):
-                for state in running.states:
-                    state.use_variant(outcome.function)
-                running.variant, running.variant_reason = "compiled", None
-            else:
-                running.variant_reason = str(outcome)
-            after_s = time.monotonic() - running.submitted_at
-            reason = running.variant_reason or ("from the cache" if outcome.cached else "compiled")  # type: ignore[union-attr]
-            running.history.append({"variant": running.variant, "after_s": round(after_s, 4), "reason": reason})
-            ready.set()
-
-        self._compiler.submit(code, done)
-        if self._compile == "require":
-            ready.wait()
-            if running.variant != "compiled":
-                self.cancel(running.query.name)
-                raise EngineError(
-                    f"query {running.query.name!r} was not compiled: {running.variant_reason}",
-                    code="not_compiled",
-                    hint="use compile='auto' to run it without",
-                )
+        if not self._variants.start(running, generate(bound)):
+            self.cancel(query.name)
+            raise EngineError(
+                f"query {query.name!r} was not compiled: {running.variant_reason}",
+                code="not_compiled",
+                hint="use compile='auto' to run it without",
+            )
 
     def _open_log(self, kind: str, name: str, rows: Any) -> ResultLog:
         directory = self._data_dir / kind / name if self._data_dir is not None else None
@@ -375,13 +319,13 @@ class Engine:
     ) -> Iterator[pa.RecordBatch]:
         """The query's results from `offset` on. Ends with what is there, or with `follow` when the query is
         cancelled, the engine closes, or nothing comes for `timeout` seconds."""
-        return _read(self.result_log(name), offset, follow, timeout, lambda: self._closed)
+        return _read(self.result_log(name), offset, follow, timeout)
 
     def late(
         self, name: str, offset: int = 0, *, follow: bool = False, timeout: float | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Rows that came too late for the query: the stream's fields and the watermark that had passed."""
-        return _read(self._running(name).late_log, offset, follow, timeout, lambda: self._closed)
+        return _read(self._running(name).late_log, offset, follow, timeout)
 
     def on_results(self, name: str, callback: Callable[[pa.RecordBatch], None]) -> None:
         """Call back with every batch of new results, after it is in the log. A slow callback slows the engine."""
@@ -462,7 +406,7 @@ class Engine:
         for running in self._queries.values():
             running.log.close()
             running.late_log.close()
-        self._compiler.stop()
+        self._variants.stop()
         self._allocator.stop()
         for worker in self.workers:
             worker.release()
@@ -535,7 +479,7 @@ class Engine:
 
 
 def _read(
-    log: ResultLog, offset: int, follow: bool, timeout: float | None, closed: Callable[[], bool]
+    log: ResultLog, offset: int, follow: bool, timeout: float | None
 ) -> Iterator[pa.RecordBatch]:
     quiet_since = time.monotonic()
     while True:
@@ -545,7 +489,7 @@ def _read(
             yield batch
         if batches:
             quiet_since = time.monotonic()
-        elif not follow or closed() or (timeout is not None and time.monotonic() - quiet_since >= timeout):
+        elif not follow or log.closed or (timeout is not None and time.monotonic() - quiet_since >= timeout):
             return
         else:
             log.wait(offset, 0.2)

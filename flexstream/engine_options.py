@@ -43,7 +43,7 @@ def data_address(listen: str, token: str | None) -> tuple[str, int]:
     return host, int(port)
 
 
-def check_sizes(groups: int, frame_bytes: int, max_sessions: int, nic: str, compile: str) -> None:
+def check_sizes(groups: int, frame_bytes: int, max_sessions: int, nic: str, compile: str, state_bytes: int) -> None:
     if not 1 <= groups <= 65_534:
         raise EngineError(f"groups={groups} must be from 1 to 65534", code="bad_groups")
     if not 4096 <= frame_bytes <= 1 << 20:
@@ -52,5 +52,10 @@ def check_sizes(groups: int, frame_bytes: int, max_sessions: int, nic: str, comp
         raise EngineError(f"max_sessions={max_sessions} must be from 1 to 65536", code="bad_max_sessions")
     if nic not in ("user", "auto"):
         raise EngineError(f"nic={nic!r} is not there yet", code="bad_nic", hint="use nic='user'")
+    if state_bytes < 1 << 20:
+        raise EngineError(
+            f"state_memory_bytes leaves {state_bytes} bytes for a worker, at least 1048576 are needed",
+            code="bad_state_memory",
+        )
     if compile not in ("auto", "off", "require"):
         raise EngineError(f"compile={compile!r} must be auto, off or require", code="bad_compile")

@@ -7,7 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flexstream.engine import Engine, RunningQuery, RunningStream
+    from flexstream.engine import Engine
+    from flexstream.running import RunningQuery, RunningStream
     from flexstream.sessions import Session
 
 _PRIVATE = ("busy_ns", "drained_ns")

@@ -13,10 +13,11 @@ from flexstream.errors import EngineError
 from flexstream.sessions import FEED
 
 if TYPE_CHECKING:
-    from flexstream.engine import RunningStream
+    from flexstream.running import RunningStream
 
 IN_FLIGHT_BYTES = 64 << 20
 IN_FLIGHT_PIECES = 4096
+TIME_LIMIT = 1 << 62  # as in native.h: event times beyond it are rejected
 
 
 class Feeder:
@@ -42,8 +43,13 @@ class Feeder:
     def feed(
         self, running: RunningStream, rows: Any, group: int | None, watermark: int | bool | None, wait: bool
     ) -> None:
-        stream = running.stream
-        packed = stream.schema.pack(rows)
+        if watermark is not None and watermark is not False and not -TIME_LIMIT <= watermark <= TIME_LIMIT:
+            raise EngineError(
+                f"watermark={watermark} is out of range",
+                code="bad_watermark",
+                hint="it is an event time, from -2**62 to 2**62; finish() ends the stream",
+            )
+        packed = running.stream.schema.pack(rows)
         flat = packed.view(np.uint8).reshape(-1) if len(packed) else np.empty(0, np.uint8)
         with self._lock:
             if running.feeder is None or running.feeder.state in ("ending", "ended"):
@@ -53,13 +59,23 @@ class Feeder:
                 self._feed_group(running, slot, flat, group, wait)
             else:
                 self._feed_mixed(running, slot, flat)
-            if watermark is None and len(packed):
-                latest = int(packed[stream.time].max())
-                running.fed_until = latest if running.fed_until is None else max(latest, running.fed_until)
-                watermark = running.fed_until - stream.max_disorder
+            if watermark is None:
+                watermark = self._reached(running, packed)
             if watermark is not None and watermark is not False:
                 for worker in self._workers:
                     worker.session_watermark(running.index, slot, int(watermark))
+
+    def _reached(self, running: RunningStream, packed: Any) -> int | None:
+        """The watermark that the rows bring: their largest time that has a window, less the bound on disorder."""
+        times = packed[running.stream.time]
+        latest = int(times.max(initial=-TIME_LIMIT - 1))
+        if latest > TIME_LIMIT:  # such rows are rejected; they must not make others late
+            latest = int(times.max(initial=-TIME_LIMIT - 1, where=times <= TIME_LIMIT))
+        if latest >= -TIME_LIMIT:
+            running.fed_until = latest if running.fed_until is None else max(latest, running.fed_until)
+        if running.fed_until is None:
+            return None
+        return max(running.fed_until - running.stream.max_disorder, -TIME_LIMIT)
 
     def _register(self, running: RunningStream) -> Any:
         if running.feeder is not None:

@@ -74,12 +74,14 @@ static inline void fs_add_real(double *slot, double v) {
     slot[1] += __builtin_fabs(held) >= __builtin_fabs(v) ? (held - total) + v : (v - total) + held;
     slot[0] = total;
 }
-/* Welford's update in three slots: rows, mean, M2. */
+/* Welford's update in four slots: rows, the mean as a sum of two doubles, M2. */
 static inline void fs_add_deviation(double *slot, double v) {
-    double delta = v - slot[1];
+    double delta = (v - slot[1]) - slot[2];
     slot[0] += 1;
-    slot[1] += delta / slot[0];
-    slot[2] += delta * (v - slot[1]);
+    double low = slot[2] + delta / slot[0], high = slot[1] + low;
+    slot[2] = low - (high - slot[1]);
+    slot[1] = high;
+    slot[3] += delta * ((v - slot[1]) - slot[2]);
 }
 
 #endif

@@ -4,8 +4,7 @@
         with Producer(f"tcp://{proxy.host}:{proxy.port}", stream="ads") as producer: ...
 
 What happens to a connection depends only on the seed and on its number in order of arrival: where it is cut and
-into which pieces its bytes fall. When those bytes pass is up to the machine.
-"""
+into which pieces its bytes fall; when they pass is up to the machine."""
 
 from __future__ import annotations
 
@@ -65,8 +64,8 @@ class _Link:
 class FaultProxy:
     """Listens on 127.0.0.1 and forwards to `upstream`. `faults` may be changed at any time, for new connections.
 
-    pause() holds all bytes back until resume(); break_all() ends every connection there is, with RST or FIN.
-    Thread-safe.
+    pause() holds all bytes back until resume(), or only the server's answers; break_all() ends every connection
+    there is, with RST or FIN, and what was held back is lost.
     """
 
     def __init__(self, upstream: tuple[str, int], faults: Faults | None = None, *, seed: int = 0) -> None:
@@ -79,7 +78,7 @@ class FaultProxy:
         self._listener.setblocking(False)
         self.host, self.port = self._listener.getsockname()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="fault-proxy", daemon=True)
 
     def __enter__(self) -> FaultProxy:
         self._thread.start()
@@ -90,42 +89,41 @@ class FaultProxy:
         self._call(self._stop.set)
         self._thread.join(timeout=5)
 
-    def pause(self) -> None:
-        self._call(self._flowing.clear)
+    def pause(self, *, only_answers: bool = False) -> None:
+        for to_server in (False,) if only_answers else (False, True):
+            self._call(self._flowing[to_server].clear)
 
     def resume(self) -> None:
-        self._call(self._flowing.set)
+        for flowing in self._flowing.values():
+            self._call(flowing.set)
 
     def break_all(self, *, reset: bool = True) -> None:
         """Ends the connections there are now; returns when that is done."""
         done = threading.Event()
-
-        def end() -> None:
-            for link in list(self._links):
-                self._cut(link, reset=reset)
-            done.set()
-
-        self._call(end)
+        self._call(lambda: self._end_all(reset=reset))
+        self._call(done.set)
         done.wait(5)
 
     def _call(self, what: Callable[[], Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(what)
 
-    def _run(self) -> None:
-        asyncio.run(self._serve())
-
     async def _serve(self) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        self._stop, self._flowing = asyncio.Event(), asyncio.Event()
-        self._flowing.set()
+        self._stop = asyncio.Event()
+        self._flowing = {to_server: asyncio.Event() for to_server in (False, True)}
+        for flowing in self._flowing.values():
+            flowing.set()
         accepting = loop.create_task(self._accept())
         self._ready.set()
         await self._stop.wait()
         accepting.cancel()
         self._listener.close()
+        self._end_all(reset=True)
+
+    def _end_all(self, *, reset: bool) -> None:
         for link in list(self._links):
-            self._cut(link, reset=True)
+            self._cut(link, reset=reset)
 
     async def _accept(self) -> None:
         while True:
@@ -154,7 +152,7 @@ class FaultProxy:
         try:
             while data := await self._loop.sock_recv(source, _READ_BYTES):
                 for piece in self._pieces(link, data):
-                    await self._flowing.wait()
+                    await self._flowing[to_server].wait()
                     if link.plan.delay_s:
                         await asyncio.sleep(link.plan.delay_s)
                     if to_server and link.cut_at is not None and passed + len(piece) >= link.cut_at:
@@ -169,14 +167,12 @@ class FaultProxy:
             self._cut(link, reset=True, counted=False)
 
     def _pieces(self, link: _Link, data: bytes) -> list[bytes]:
-        if not link.plan.piece_bytes:
-            return [data]
-        pieces, at = [], 0
-        while at < len(data):
+        pieces = []
+        while link.plan.piece_bytes and data:
             n = link.rng.randint(1, link.plan.piece_bytes)
-            pieces.append(data[at : at + n])
-            at += n
-        return pieces
+            pieces.append(data[:n])
+            data = data[n:]
+        return pieces or [data]
 
     def _flipped(self, link: _Link, piece: bytes, passed: int) -> bytes:
         if link.flip_at is None or not passed <= link.flip_at < passed + len(piece):

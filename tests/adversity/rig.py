@@ -123,6 +123,22 @@ def company(engine: fs.Engine, *others: np.ndarray, query: fs.Query = QUERY) -> 
     assert_results(engine, good.finish(), *others, query=query)
 
 
+@contextlib.contextmanager
+def all_of_them() -> Iterator[Callable[[str], contextlib.AbstractContextManager[None]]]:
+    """For tables of cases on one engine: every case is tried, and all that went wrong is told at the end."""
+    wrong: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def each(name: str) -> Iterator[None]:
+        try:
+            yield
+        except (AssertionError, EOFError, OSError) as error:
+            wrong[name] = f"{type(error).__name__}: {error}"
+
+    yield each
+    assert not wrong, "\n".join(f"{name}: {what}" for name, what in wrong.items())
+
+
 class RawClient:
     """A socket that says whatever it is told. Context manager."""
 

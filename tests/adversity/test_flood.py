@@ -10,6 +10,7 @@ import pytest
 import flexstream as fs
 from flexstream.wire import ErrorCode
 from tests.adversity.rig import (
+    FAR,
     STREAM,
     WAIT_S,
     RawClient,
@@ -86,7 +87,7 @@ class Flood:
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize(("most", "part"), [(WANTED, ""), (2000, "FS")], ids=["silent", "part of a header"])
 def test_thousands_of_connections_before_hello_are_bounded_and_a_good_producer_gets_through(most, part):
-    rows = make_rows(20_000)
+    rows = make_rows(20_000, start=FAR)
     wanted = min(affordable(), most)
     with serving(max_pending_hello=512, hello_timeout_s=30.0) as engine, company(engine, rows):
         with Flood(engine, wanted, part) as flood:
@@ -102,14 +103,19 @@ def test_thousands_of_connections_before_hello_are_bounded_and_a_good_producer_g
 
 
 def test_the_oldest_silent_connection_makes_room_and_is_told_so():
-    with serving(max_pending_hello=3, hello_timeout_s=30.0) as engine, company(engine), RawClient(engine) as client:
+    rows = make_rows(2000)
+    with serving(max_pending_hello=3, hello_timeout_s=30.0) as engine, RawClient(engine) as client:
         socks = []
         for number in range(1, 4):
             socks.append(client.connect())
-            wait_until(lambda n=number: engine.status()["connections"]["pending_hello"] >= n, f"{number} pending")
-        client.open()
+            wait_until(lambda n=number: engine.status()["connections"]["pending_hello"] == n, f"{number} pending")
+        fourth = client.connect()
         expect_error(socks[0], ErrorCode.TOO_MANY_PENDING)
-        wait_until(lambda: closed(engine, "too_many_pending") >= 1, "the count")
+        wait_until(lambda: closed(engine, "too_many_pending") == 1, "the count")
+        with fs.Producer(address(engine), stream=STREAM) as producer:
+            producer.send(rows)
+        fourth.close()
+        assert_results(engine, rows)
 
 
 def test_a_burst_over_a_small_limit_is_counted_to_the_last_connection():

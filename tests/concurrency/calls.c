@@ -82,7 +82,7 @@ int munmap(void *at, size_t n) { return count(MUNMAP), (int)syscall(SYS_munmap, 
 /* -- the filter */
 
 static const int allowed[] = {
-    SYS_epoll_wait, SYS_epoll_pwait, SYS_recvfrom, SYS_recvmsg, SYS_sendto, SYS_read, SYS_write, SYS_poll, SYS_ppoll,
+    SYS_epoll_wait, SYS_epoll_pwait, SYS_epoll_ctl, SYS_recvfrom, SYS_recvmsg, SYS_sendto, SYS_read, SYS_write, SYS_poll, SYS_ppoll,
     SYS_clock_gettime, SYS_rt_sigreturn, SYS_exit, SYS_exit_group,
 };
 #define N_ALLOWED (sizeof allowed / sizeof *allowed)

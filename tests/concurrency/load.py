@@ -1,13 +1,15 @@
 """An engine under everything at once, as a script: `python load.py SECONDS SEED`. Exit code 0: totals are right.
 
 Feeders, TCP producers whose sessions come and go, queries submitted and cancelled, status polled, results followed,
-a slow callback, and output pools so small that the workers stall. Time goes in rounds: all rows of a round lie in
-its part of event time, and the watermark passes it when everybody is done; so nothing is late, and the totals must
-be those of numpy. The thread sanitizer runs this script as it is (test_tsan.py).
+a slow callback, output pools so small that the workers stall, and an engine closed under those who still send.
+Time goes in rounds: all rows of a round lie in its part of event time, and the watermark passes it when everybody is
+done; so nothing is late, and the totals must be those of numpy. The thread sanitizer runs this script as it is
+(test_tsan.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
@@ -17,10 +19,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from flexstream.cython_ext.queries import QueryState
 
 import flexstream as fs
 from flexstream import engine as engine_module
+from flexstream.cython_ext.queries import QueryState
+from flexstream.errors import FlexStreamError
 
 ROUND_MS = 4_000
 KEYS = 3_000
@@ -123,7 +126,7 @@ class Load:
         for work in (self.poll_status, self.follow_results, self.submit_and_cancel):
             around.start(work)
         done = 0
-        while done < rounds and time.monotonic() < until:
+        while done < rounds and (not done or time.monotonic() < until):
             self.round(done)
             done += 1
         self.engine.finish(timeout=FINISH_S)
@@ -160,6 +163,28 @@ class Load:
                 self.sent[stream.name].append(rows)
                 producer.send(rows)
                 producer.marker()
+
+    def abandon(self) -> Threads:
+        """Feeders and a producer that go on until the engine is closed under them."""
+        left = Threads()
+        for index in range(FEEDERS):
+            left.start(self.feed_until_closed, self.streams[index % 2], self.rng.spawn(1)[0])
+        left.start(self.produce_until_closed, self.streams[0], self.rng.spawn(1)[0])
+        time.sleep(0.3)
+        return left
+
+    def feed_until_closed(self, stream: fs.Stream, rng: np.random.Generator) -> None:
+        with contextlib.suppress(FlexStreamError, RuntimeError):
+            while True:
+                self.engine.feed(stream.name, some_rows(stream, rng, 0), watermark=False)
+
+    def produce_until_closed(self, stream: fs.Stream, rng: np.random.Generator) -> None:
+        producer = fs.Producer(self.address, stream=stream, retry_s=0.1)
+        with contextlib.suppress(FlexStreamError):
+            while True:
+                producer.send(some_rows(stream, rng, 0))
+        with contextlib.suppress(FlexStreamError):
+            producer.close(timeout=1)
 
     # -- around it
 
@@ -198,8 +223,8 @@ class Load:
 
 
 def small_outputs() -> None:
-    """Two chunks of four blocks per output: fewer rows than one window has keys, so that workers stall."""
-    engine_module.QueryState = functools.partial(QueryState, max_chunks=2)  # type: ignore[misc]
+    """Three chunks of four blocks per output: fewer rows than the windows of a round have, so that workers stall."""
+    engine_module.QueryState = functools.partial(QueryState, max_chunks=3)  # type: ignore[misc]
 
 
 def main(seconds: float, seed: int) -> None:
@@ -207,9 +232,14 @@ def main(seconds: float, seed: int) -> None:
     until = time.monotonic() + seconds
     engines = rounds = polled = cancelled = 0
     while engines < 2 or time.monotonic() < until:
-        with fs.Engine(workers=2, groups=8, listen="127.0.0.1:0", max_sessions=8, pin=False) as engine:
+        compile = "auto" if engines % 2 else "off"  # what is compiled, the sanitizer does not see
+        with fs.Engine(
+            workers=2, groups=8, listen="127.0.0.1:0", max_sessions=8, pin=False, compile=compile
+        ) as engine:
             load = Load(engine, seed + engines)
             rounds += load.run(rounds=4, until=until)
+            left = load.abandon()
+        left.join()
         engines += 1
         polled, cancelled = polled + load.polled, cancelled + load.cancelled
     print(f"{engines} engines, {rounds} rounds, {polled} times status, {cancelled} queries cancelled: totals right")

@@ -1,12 +1,15 @@
 """The producer's process of test_record_path.py: each line "ROWS" on standard input sends about so many, then answers.
 
-Event time goes on by half a second with every batch; half of the batches bring campaigns that were never seen before.
+Event time goes on by half a second with every batch; half of the batches bring campaigns that were never seen
+before, more and more of them.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+
+import numpy as np
 
 import flexstream as fs
 from flexstream.testing.ysb import YSB_STREAM, generate
@@ -25,7 +28,8 @@ def main(address: str) -> None:
                 rows = base.copy()
                 rows["event_time"] += batches * STEP_MS
                 if batches % 2:
-                    rows["campaign_id"] += batches * KNOWN_KEYS
+                    spread = np.arange(BATCH) % (1 + batches // 10)
+                    rows["campaign_id"] += KNOWN_KEYS * (batches * 100 + spread)
                 producer.send(rows)
                 batches += 1
             producer.flush(60)

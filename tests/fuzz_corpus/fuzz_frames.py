@@ -1,5 +1,6 @@
 """The fuzzer's process: started by `scripts/fuzz`, with the sanitizer's library preloaded."""
 
+import os
 import sys
 
 import atheris
@@ -8,5 +9,6 @@ with atheris.instrument_imports(include=["tests.fuzz_corpus"]):
     from tests.fuzz_corpus.frame_target import check
 
 if __name__ == "__main__":
-    atheris.Setup(sys.argv, lambda data: check(data) and None)
+    # libFuzzer starts itself again by its first argument when it merges.
+    atheris.Setup([os.environ.get("FUZZ_TARGET", sys.argv[0]), *sys.argv[1:]], lambda data: check(data) and None)
     atheris.Fuzz()

@@ -422,7 +422,7 @@ def test_times_out_of_range_are_rejected_and_the_rest_goes_on(engine, t):
     engine.feed("s", [row(1), row(t), row(2)], watermark=False)
     finish(engine)
     assert counts(engine) == [(0, 1, 2)]
-    assert engine.status()["queries"]["q"]["rejected"]["bad_time"] == 1
+    assert engine.status()["queries"]["q"]["rejected"]["time_range"] == 1
     assert_ledger(engine.status(), "s", 3)
 
 
@@ -677,7 +677,7 @@ def test_the_earliest_time_there_is_can_be_fed_first():
         engine.feed("s", [row(1)])
         finish(engine)
         assert counts(engine) == [(0, 1, 1)]
-        assert engine.status()["queries"]["q"]["rejected"]["bad_time"] == 1
+        assert engine.status()["queries"]["q"]["rejected"]["time_range"] == 1
 
 
 @pytest.mark.slow

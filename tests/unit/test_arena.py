@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from flexstream.cython_ext.probes import ProbeArena
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from flexstream.cython_ext.probes import ProbeArena
 
 CHUNK = 1 << 16
 HEAD = 64 + 4095  # what a chunk costs beyond what was asked for, at most
@@ -116,6 +117,30 @@ def test_work_that_needs_two_pieces_is_refused_at_the_cap_not_kept_waiting_for_e
         answers = [arena.alloc(16384)[0]]
         if answers[0] != "wait":
             answers.append(arena.alloc(32768)[0])
+        if "wait" not in answers:
+            break
+        arena.serve()
+    assert answers == ["full", "full"]
+
+
+def test_work_that_gives_back_what_it_cannot_use_is_refused_at_the_cap_too() -> None:
+    """A new pane is a small piece and a table; without the table the small piece goes back. Twice in a batch."""
+    arena = ProbeArena(CHUNK, CHUNK + 2 * HEAD)
+    while settle(arena, 16384)[0] == "ok":
+        pass
+
+    def new_pane() -> str:
+        status, pane = arena.alloc(128)
+        if status == "ok":
+            status, _ = arena.alloc(16384)
+            if status != "ok":
+                arena.release(pane, 128)
+        return status
+
+    for _ in range(ROUNDS):
+        answers = [new_pane()]
+        if answers[0] != "wait":
+            answers.append(new_pane())
         if "wait" not in answers:
             break
         arena.serve()

@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from flexstream.cython_ext.decoder import FrameDecoder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flexstream import Stream
+from flexstream.cython_ext.decoder import FrameDecoder
 from flexstream.wire import ErrorCode, FrameType, Header, frame
 
 STREAM = Stream("s", {"t": "timestamp[ms]", "k": "i32", "x": "u8"}, key="k", time="t")

@@ -7,9 +7,10 @@ from collections import deque
 from typing import Any
 
 import pytest
-from flexstream.cython_ext.probes import ProbeRing
 from hypothesis import given
 from hypothesis import strategies as st
+
+from flexstream.cython_ext.probes import ProbeRing
 
 
 def test_messages_come_out_in_the_order_they_went_in() -> None:

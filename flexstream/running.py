@@ -1,0 +1,47 @@
+"""What an engine knows of a stream and of a query while they run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from flexstream.acceptor import StreamPort
+from flexstream.collector import Feed
+from flexstream.query import Query
+from flexstream.sessions import Session, StreamSessions
+from flexstream.state.result_log import ResultLog
+from flexstream.stream import Stream
+
+
+@dataclass(eq=False)
+class RunningStream:
+    stream: Stream
+    index: int
+    handles: list[Any]
+    sessions: StreamSessions
+    feeder: Session | None = None
+    fed_until: int | None = None  # largest event time fed so far
+
+    @property
+    def port(self) -> StreamPort:
+        return StreamPort(self.stream, self.index, self.sessions, self.handles)
+
+
+@dataclass(eq=False)
+class RunningQuery:
+    query: Query
+    number: int
+    stream: RunningStream
+    states: list[Any]  # QueryState per worker
+    results: Feed
+    late: Feed
+    log: ResultLog
+    late_log: ResultLog
+    variant: str = "generic"
+    variant_reason: str | None = None  # why it is not compiled
+    history: list[dict[str, Any]] = field(default_factory=list)
+    submitted_at: float = field(default_factory=time.monotonic)
+    gone: set[int] = field(default_factory=set)
+    dropped: threading.Event = field(default_factory=threading.Event)

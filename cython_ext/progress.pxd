@@ -6,11 +6,20 @@ changed nothing that a second call would repeat.
 
 from libc.stdint cimport int64_t, uint32_t
 
+from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT
 from flexstream.cython_ext.panes cimport Step
 from flexstream.cython_ext.worker cimport Connection, StreamState, WorkerState
 
 cdef int64_t NO_WATERMARK
 cdef int64_t END_OF_STREAM
+
+
+cdef inline int64_t finite(int64_t watermark) noexcept nogil:
+    """A watermark as a peer may give it: no value of it means the end of the stream."""
+    if watermark > FS_TIME_LIMIT:
+        return FS_TIME_LIMIT
+    return -FS_TIME_LIMIT if watermark < -FS_TIME_LIMIT else watermark
+
 
 cdef Step worker_progress(WorkerState *worker) noexcept nogil
 cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,

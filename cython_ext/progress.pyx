@@ -11,7 +11,7 @@ from flexstream.cython_ext.firing cimport query_fire
 from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_DEL, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, send,
 )
-from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_store_relaxed, fs_store_release
+from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed, fs_store_release
 from flexstream.cython_ext.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_AWAKE, SESSION_DONE
 from flexstream.cython_ext.panes cimport (
     STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_has_late_room,
@@ -201,8 +201,6 @@ cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot,
                         int64_t watermark) noexcept nogil:
     """The session promises no earlier row in the group. Reports SESSION_DONE when it has ended in all groups."""
     cdef int64_t *current = &stream.session_watermark[<size_t> group * stream.max_sessions + slot]
-    if watermark > FS_TIME_LIMIT and watermark != END_OF_STREAM:
-        watermark = FS_TIME_LIMIT
     if watermark <= current[0] or not stream.owned[group]:
         return
     fs_store_relaxed(<uint64_t *> current, <uint64_t> watermark)
@@ -281,7 +279,7 @@ cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
         connection.rows += connection.decoder.n_rows
         begin_rows(worker, stream, connection.group, connection.decoder.rows, connection.decoder.n_rows)
     elif event == DECODE_WATERMARK:
-        raise_session(worker, stream, connection.slot, connection.group, <int64_t> connection.decoder.value)
+        raise_session(worker, stream, connection.slot, connection.group, finite(<int64_t> connection.decoder.value))
         begin_advance(worker, stream, connection.group, connection.group + 1)
     elif event == DECODE_EOS:
         raise_session(worker, stream, connection.slot, connection.group, END_OF_STREAM)

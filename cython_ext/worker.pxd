@@ -114,6 +114,7 @@ cdef struct WorkerState:
     int reader_fd
     uint32_t busy_poll
     uint32_t stopping             # 1 read the sockets empty, then end; 2 end
+    uint64_t drain_until_ns
     Ring mailbox
     Ring out
     uint64_t sleeping

@@ -19,7 +19,7 @@ from flexstream.cython_ext.messages cimport (
 )
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
 from flexstream.cython_ext.progress cimport (
-    END_OF_STREAM, NO_WATERMARK, begin_advance, begin_rows, close_connection, push_limbo, raise_session, report,
+    END_OF_STREAM, NO_WATERMARK, begin_advance, begin_rows, close_connection, finite, push_limbo, raise_session, report,
     send_ack, worker_progress,
 )
 from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free_slots, ring_pop
@@ -32,6 +32,7 @@ cdef enum:
     RECEIVES_PER_EVENT = 4        # a full socket may have this many blocks before others get their turn
     ACK_TICK_MS = 25
     IDLE_TICK_MS = 1000
+    DRAIN_NS = 1000000000         # what was received by then is worked off well before; who sends on would never end
     RING_RESERVE = 64             # reports that must fit before anything that may report is begun
 
 
@@ -129,7 +130,7 @@ cdef void free_session(WorkerState *worker, StreamState *stream, uint32_t slot) 
 cdef void session_watermark(WorkerState *worker, StreamState *stream, Message *order) noexcept nogil:
     """A watermark, or the end, for every group that the bitmap does not name."""
     cdef const uint8_t *except_ = <const uint8_t *> order.ptr
-    cdef int64_t watermark = END_OF_STREAM if order.kind == SESSION_END else order.value
+    cdef int64_t watermark = END_OF_STREAM if order.kind == SESSION_END else finite(order.value)
     cdef uint32_t g
     if stream.session_state[order.slot] == SESSION_NONE:
         return
@@ -141,14 +142,22 @@ cdef void session_watermark(WorkerState *worker, StreamState *stream, Message *o
     begin_advance(worker, stream, 0, stream.groups)
 
 
+cdef inline void hear(WorkerState *worker, StreamState *stream, uint32_t slot, uint64_t now) noexcept nogil:
+    """The session is alive; if it was idle it counts again, here at once and elsewhere when Python says so."""
+    fs_store_relaxed(&stream.seen_ns[slot], now)
+    if stream.session_state[slot] == SESSION_IS_IDLE:
+        stream.session_state[slot] = SESSION_LIVE
+        report(worker, SESSION_AWAKE, stream.index, slot, NULL, 0, 0)
+
+
 cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil:
     cdef StreamState *stream = worker.streams[order.stream]
     if order.kind == FEED:
-        fs_store_relaxed(&stream.seen_ns[order.slot], now)
+        hear(worker, stream, order.slot, now)
         worker.feeding = True
         begin_rows(worker, stream, order.group, <const unsigned char *> order.ptr, order.n)
     elif order.kind == SESSION_WATERMARK or order.kind == SESSION_END:
-        fs_store_relaxed(&stream.seen_ns[order.slot], now)
+        hear(worker, stream, order.slot, now)
         session_watermark(worker, stream, order)
         if order.ptr != NULL:
             report(worker, GIVEN_BACK, order.stream, order.slot, order.ptr, 0, 0)
@@ -161,7 +170,7 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
     elif order.kind == DROP_QUERY:
         drop_query(worker, stream, <Query *> order.ptr)
     elif order.kind == ADD_CONNECTION:
-        fs_store_relaxed(&stream.seen_ns[order.slot], now)
+        hear(worker, stream, order.slot, now)
         add_connection(worker, <Connection *> order.ptr)
     elif order.kind == REGISTER_SESSION:
         register_session(stream, order.slot, now)
@@ -179,6 +188,7 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
         report(worker, PONG, 0, 0, NULL, 0, order.tag)
     elif order.kind == STOP:
         worker.stopping = 1 if order.value else 2
+        worker.drain_until_ns = now + DRAIN_NS
 
 
 # Sockets
@@ -197,10 +207,7 @@ cdef int receive(WorkerState *worker, Connection *connection, uint64_t now) noex
         return -1
     fs_count(&worker.receive_calls, 1)
     fs_count(&worker.bytes_received, <uint64_t> n)
-    fs_store_relaxed(&stream.seen_ns[connection.slot], now)
-    if stream.session_state[connection.slot] == SESSION_IS_IDLE:
-        stream.session_state[connection.slot] = SESSION_LIVE
-        report(worker, SESSION_AWAKE, connection.stream, connection.slot, NULL, 0, 0)
+    hear(worker, stream, connection.slot, now)
     connection.unacked_bytes += <uint64_t> n
     worker.serving = connection
     worker.bytes_at = 0
@@ -330,6 +337,17 @@ cdef int run_sockets(WorkerState *worker, epoll_event *events, int n, uint64_t n
     return served
 
 
+cdef void say_goodbye(WorkerState *worker) noexcept nogil:
+    """Every producer learns what was received; every socket goes back to Python, which tells it why."""
+    send_acks(worker)
+    while worker.connections != NULL:
+        close_connection(worker, worker.connections, FAULT_SHUTTING_DOWN)
+    push_limbo(worker)
+    while worker.limbo != NULL and not fs_load_acquire(&worker.stop_now):
+        wait_for_reader(worker)
+        push_limbo(worker)
+
+
 cdef void *worker_main(void *argument) noexcept nogil:
     cdef WorkerState *worker = <WorkerState *> argument
     cdef epoll_event events[MAX_EVENTS]
@@ -373,11 +391,11 @@ cdef void *worker_main(void *argument) noexcept nogil:
         served = run_sockets(worker, events, n, now)
         if served >= 0 and n < MAX_EVENTS:
             fs_store_relaxed(&worker.drained_ns, now)       # who had nothing to say now has an empty socket
-        if served == 0 and worker.stopping == 1 and ring_empty(&worker.mailbox):
+        if worker.stopping == 1 and ((served == 0 and ring_empty(&worker.mailbox)) or now > worker.drain_until_ns):
             worker.stopping = 2
     while not flush_outputs(worker) and not fs_load_acquire(&worker.stop_now):
         wait_for_reader(worker)
-    push_limbo(worker)
+    say_goodbye(worker)
     fs_store_relaxed(&worker.cpu_ns, fs_thread_cpu_ns())
     fs_store_release(&worker.ended, 1)
     fs_store_relaxed(&worker.reader_sleeping, 1)

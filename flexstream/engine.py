@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flexstream.acceptor import Acceptor, StreamPort
+from flexstream.acceptor import Acceptor
 from flexstream.collector import Collector, Feed
 from flexstream.cython_ext.allocator import Allocator
 from flexstream.cython_ext.codegen import generate
@@ -31,6 +31,7 @@ from flexstream.engine_options import check_sizes, data_address, worker_cores
 from flexstream.engine_status import engine_status
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
+from flexstream.hello import StreamPort
 from flexstream.nic.user import UserNic
 from flexstream.query import Query
 from flexstream.result_rows import LateRows, ResultRows
@@ -105,6 +106,11 @@ class Engine:
         self.started_at = time.monotonic()
         self._acceptor: Acceptor | None = None
         self._closed = False
+        if listen is not None:
+            host, port = data_address(listen, token)
+            self._acceptor = Acceptor(
+                self, host, port, token=token, hello_timeout_s=hello_timeout_s, max_pending=max_pending_hello
+            )
         self.nic = UserNic(groups, cpus if pin else [None] * len(cpus), group_rows=self._group_rows)
         self._reader_fd = make_reader_fd()
         self._allocator = Allocator()
@@ -133,11 +139,6 @@ class Engine:
                 "pong": self._pong,
             },
         )
-        if listen is not None:
-            host, port = data_address(listen, token)
-            self._acceptor = Acceptor(
-                self, host, port, token=token, hello_timeout_s=hello_timeout_s, max_pending=max_pending_hello
-            )
         for worker in self.workers:
             worker.start()
         self.collector.start()

@@ -38,6 +38,7 @@ class Feeder:
         self._placement = placement
         self._check_alive = check_alive
         self._lock = threading.Lock()
+        self._lives = 0  # a session that ended does not come back: the next has a later epoch
         self._in_flight: list[tuple[Any, int, Any, int]] = []  # worker, ticket, buffer, bytes
 
     def feed(
@@ -82,7 +83,8 @@ class Feeder:
             while not running.feeder.ended.wait(0.2):  # the one before is still being worked off
                 self._check_alive()
         running.fed_until = None
-        return running.sessions.register(FEED, 0, "in-process")
+        self._lives += 1
+        return running.sessions.register(FEED, self._lives, "in-process")
 
     def _feed_group(self, running: RunningStream, slot: int, flat: Any, group: int, wait: bool) -> None:
         if not 0 <= group < self._groups:

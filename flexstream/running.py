@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexstream.acceptor import StreamPort
 from flexstream.collector import Feed
+from flexstream.hello import StreamPort
 from flexstream.query import Query
 from flexstream.sessions import Session, StreamSessions
 from flexstream.state.result_log import ResultLog

@@ -1,8 +1,9 @@
 """Producers' sessions on one stream: who is registered, in which slot, and whether it still counts.
 
 A session is a producer's life on a stream. It gets a slot, which is its index in the workers' arrays, and keeps it
-through reconnects until it has ended on every worker. Workers own the watermarks; this is the book that says which
-slots are in use and why.
+through reconnects until it has ended on every worker, and for a while after that: a producer whose last ACKs were
+lost comes back and must not be counted again. Workers own the watermarks; this is the book that says which slots are
+in use and why.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Session:
     connections: int = 0
     control: object | None = None  # the control connection that speaks for it now
     broken_at: float = 0.0  # when its control connection was lost; 0: it was not
+    ended_at: float = 0.0
     done_on: set[int] = field(default_factory=set)
     ended: threading.Event = field(default_factory=threading.Event)
     on_ended: list[Callable[[], None]] = field(default_factory=list)
@@ -65,9 +67,16 @@ class StreamSessions:
                 worker.hold(index, True)
 
     def register(self, producer: str, epoch: int, peer: str, control: object | None = None) -> Session:
-        """Register, or come back. Raises SessionRefused: stale epoch, ending already, no slot left."""
+        """Register, or come back. Raises SessionRefused: stale epoch, no slot left.
+
+        One that is ending, or has ended not long ago, may come back with its epoch: its ACKs may have been lost,
+        and what it sends again is known here. With a later epoch it is a new life.
+        """
         with self._lock:
             session = self._by_producer.get(producer)
+            if session is not None and session.state == "ended" and epoch > session.epoch:
+                self._free(session)
+                session = None
             if session is None:
                 session = self._new(producer, epoch, peer)
             elif epoch < session.epoch:
@@ -76,19 +85,34 @@ class StreamSessions:
                     f"producer {producer} came with epoch {epoch}, but {session.epoch} is known",
                     "another instance with this producer id has taken over",
                 )
-            elif session.state == "ending":
-                raise SessionRefused(
-                    ErrorCode.NO_SESSION, f"the session of producer {producer} is ending", "try again"
-                )
             session.epoch = epoch
             session.peer = peer
             session.control = control
             session.broken_at = 0.0
-            self._wake(session)
+            if session.state not in ("ending", "ended"):
+                self._wake(session)
             return session
 
+    def _free_slot(self) -> int | None:
+        for slot in range(self._max):
+            if slot not in self._by_slot:
+                return slot
+        ended = [session for session in self._by_slot.values() if session.state == "ended"]
+        if not ended:
+            return None
+        oldest = min(ended, key=lambda session: session.ended_at)
+        self._free(oldest)
+        return oldest.slot
+
+    def _free(self, session: Session) -> None:
+        """Forget a session that has ended; workers forget its row sequences."""
+        del self._by_slot[session.slot]
+        del self._by_producer[session.producer]
+        for worker in self._workers:
+            worker.free_session(self._index, session.slot)
+
     def _new(self, producer: str, epoch: int, peer: str) -> Session:
-        slot = next((slot for slot in range(self._max) if slot not in self._by_slot), None)
+        slot = self._free_slot()
         if slot is None:
             raise SessionRefused(
                 ErrorCode.TOO_MANY_SESSIONS,
@@ -122,14 +146,16 @@ class StreamSessions:
             return self._by_slot.get(slot)
 
     def all(self) -> list[Session]:
+        """The sessions that have not ended."""
         with self._lock:
-            return list(self._by_slot.values())
+            return [session for session in self._by_slot.values() if session.state != "ended"]
 
     def end(self, session: Session, except_groups: bytes | None) -> None:
         """The session has ended for all groups but those in the bitmap, which end on their own connections."""
         with self._lock:
-            if session.state not in ("ending", "ended"):
-                session.state = "ending"
+            if session.state == "ended" or self._by_slot.get(session.slot) is not session:
+                return
+            session.state = "ending"
             for worker in self._workers:
                 worker.end_session(self._index, session.slot, except_groups)
 
@@ -147,17 +173,14 @@ class StreamSessions:
         """A worker has seen the session's end in all of its groups."""
         with self._lock:
             session = self._by_slot.get(slot)
-            if session is None:
+            if session is None or session.state == "ended":
                 return
             session.done_on.add(worker)
             if len(session.done_on) < len(self._workers):
                 return
             session.state = "ended"
-            del self._by_slot[slot]
-            del self._by_producer[session.producer]
+            session.ended_at = time.monotonic()
             self.completed += 1
-            for each in self._workers:
-                each.free_session(self._index, slot)
         session.ended.set()
         for notify in session.on_ended:
             notify()
@@ -176,16 +199,14 @@ class StreamSessions:
                 for worker in self._workers:
                     worker.session_idle(self._index, session.slot, True)
 
-    def expire(self, timeout_s: float) -> list[Session]:
-        """End the sessions that have been broken for longer than the time-out; returns them."""
+    def expire(self, timeout_s: float) -> None:
+        """End sessions that have been broken for longer than the time-out; forget those that ended so long ago."""
         with self._lock:
             now = time.monotonic()
-            late = [
-                s
-                for s in self._by_slot.values()
-                if s.state in ("broken", "ending") and s.broken_at and now - s.broken_at > timeout_s
-            ]
-            for session in late:
-                self.expired += 1
-                self.end(session, None)
-            return late
+            for session in list(self._by_slot.values()):
+                if session.state == "ended" and now - session.ended_at > timeout_s:
+                    self._free(session)
+                elif session.broken_at and session.state != "ended" and now - session.broken_at > timeout_s:
+                    session.broken_at = 0.0
+                    self.expired += 1
+                    self.end(session, None)

@@ -1,0 +1,147 @@
+"""HELLO, the first frame of every connection: what it must say, and what is answered when it does not. No I/O."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flexstream.sessions import Session, StreamSessions
+from flexstream.stream import Stream
+from flexstream.wire import CONTROL_GROUP, MAX_HELLO_BYTES, VERSION, ErrorCode, FrameType, Header
+
+DEFAULT_ACK_BYTES = 128 * 1024
+MAX_ACK_BYTES = 1 << 40
+
+WHY = {
+    ErrorCode.BAD_MAGIC: "the bytes are not a frame: the magic is wrong",
+    ErrorCode.BAD_VERSION: f"only protocol version {VERSION} is spoken here",
+    ErrorCode.BAD_TYPE: "a frame of that type has no place here",
+    ErrorCode.BAD_LENGTH: "the payload is longer than the cap, or a frame without payload has one",
+    ErrorCode.BAD_CRC: "the CRC32C of a frame is wrong or its flag does not match the HELLO",
+    ErrorCode.WRONG_GROUP: "a row's key, or a frame's group, is not of the group that the connection was opened for",
+    ErrorCode.SEQUENCE_GAP: "a DATA frame begins after the next row wanted: rows in between are missing",
+    ErrorCode.BAD_ROW_COUNT: "a DATA frame's payload is not `value` whole rows",
+    ErrorCode.FENCED: "a newer connection of the same session and group took over",
+    ErrorCode.NO_SESSION: "the session has ended or was never registered",
+    ErrorCode.SHUTTING_DOWN: "the daemon is stopping",
+}
+HINTS = {
+    ErrorCode.WRONG_GROUP: "group = pmod(murmur3_32(key, seed 42), G); see docs/protocol.md",
+    ErrorCode.SEQUENCE_GAP: "reconnect and resume at the sequence in the ACK",
+    ErrorCode.BAD_LENGTH: "the ACK to HELLO tells how many rows fill a frame",
+    ErrorCode.NO_SESSION: "open the control connection (group 65535) first",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPort:
+    """What the acceptor needs to know of a stream."""
+
+    stream: Stream
+    index: int
+    sessions: StreamSessions
+    handles: list[Any]  # the stream's state on each worker
+
+
+class Host(Protocol):
+    """What the acceptor needs of an engine."""
+
+    groups: int
+    frame_bytes: int
+    workers: list[Any]
+
+    def port_of(self, stream: str) -> StreamPort | None: ...
+    def placement(self) -> list[int]: ...
+    def nic_facts(self) -> dict[str, Any]: ...
+
+
+class Refused(Exception):
+    """A peer that gets an ERROR frame with this code, message and hint."""
+
+    def __init__(self, code: ErrorCode, message: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message or WHY[code])
+        self.code, self.message, self.hint = code, message or WHY[code], hint or HINTS.get(code)
+
+
+def check_first_header(header: Header) -> None:
+    if header.type is not FrameType.HELLO:
+        raise Refused(ErrorCode.BAD_TYPE, f"the first frame is {header.type.name}, not HELLO")
+    if header.payload_bytes > MAX_HELLO_BYTES:
+        raise Refused(
+            ErrorCode.BAD_LENGTH, f"a HELLO of {header.payload_bytes} bytes; at most {MAX_HELLO_BYTES} are read"
+        )
+
+
+def parse(payload: bytes) -> dict[str, Any]:
+    try:
+        hello = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise Refused(ErrorCode.BAD_HELLO, f"the HELLO payload is not JSON: {error}") from None
+    if not isinstance(hello, dict):
+        raise Refused(ErrorCode.BAD_HELLO, "the HELLO payload is not a JSON object")
+    return hello
+
+
+def check(header: Header, hello: dict[str, Any], host: Host, token: str | None) -> tuple[StreamPort, Session | None]:
+    """The stream that is meant, and for a data connection its session. Raises Refused."""
+    given = hello.get("token")
+    if token is not None and not (
+        isinstance(given, str) and hmac.compare_digest(_bytes(given), _bytes(token))
+    ):
+        raise Refused(ErrorCode.BAD_TOKEN, "the token is missing or wrong", "give the producer token=...")
+    versions = hello.get("versions")
+    if not isinstance(versions, list) or VERSION not in versions:
+        raise Refused(ErrorCode.BAD_VERSION, f"no common version: here {[VERSION]}, there {versions!r:.80}")
+    name = hello.get("stream")
+    port = host.port_of(name) if isinstance(name, str) else None
+    if port is None:
+        raise Refused(ErrorCode.UNKNOWN_STREAM, f"no stream {name!r:.80}", "`flexstream streams` lists them")
+    producer, epoch = hello.get("producer"), hello.get("epoch", 0)
+    if not isinstance(producer, str) or not 1 <= len(producer) <= 64:
+        raise Refused(ErrorCode.BAD_HELLO, f"producer must be 1 to 64 characters, not {producer!r:.80}")
+    _whole(epoch, "epoch", (1 << 63) - 1)
+    _check_schema(port.stream, header, hello)
+    if header.group == CONTROL_GROUP:
+        return port, None
+    if header.group >= host.groups:
+        raise Refused(ErrorCode.WRONG_GROUP, f"group {header.group} of {host.groups}")
+    session = port.sessions.find(producer)
+    if session is None:
+        raise Refused(ErrorCode.NO_SESSION, f"producer {producer!r:.80} has no session")
+    if epoch < session.epoch:
+        raise Refused(ErrorCode.STALE_EPOCH, f"epoch {epoch}, but {session.epoch} is known")
+    return port, session
+
+
+def data_options(hello: dict[str, Any]) -> tuple[bool, int]:
+    """(crc, ack_bytes) of a data connection."""
+    crc, ack_bytes = hello.get("crc", False), hello.get("ack_bytes", DEFAULT_ACK_BYTES)
+    if not isinstance(crc, bool):
+        raise Refused(ErrorCode.BAD_HELLO, f"crc must be true or false, not {crc!r:.80}")
+    _whole(ack_bytes, "ack_bytes", MAX_ACK_BYTES)
+    return crc, ack_bytes
+
+
+def _check_schema(stream: Stream, header: Header, hello: dict[str, Any]) -> None:
+    expected = {"row_bytes": stream.schema.row_bytes, "schema": stream.schema.hash}
+    for name, value in expected.items():
+        given = hello.get(name)
+        if given is None and header.group == CONTROL_GROUP:
+            continue
+        if given != value or isinstance(given, bool):
+            raise Refused(
+                ErrorCode.SCHEMA_MISMATCH,
+                f"{name} of stream {stream.name!r} is {value!r}, not {given!r:.80}",
+                "the control connection's ACK tells the schema",
+            )
+
+
+def _whole(value: object, name: str, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise Refused(ErrorCode.BAD_HELLO, f"{name} must be an integer from 0 to {most}, not {value!r:.80}")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # JSON may hold what UTF-8 may not

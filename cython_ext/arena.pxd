@@ -2,8 +2,7 @@
 
 Who writes what: everything but `requested`, `refused` and `mapped` belongs to the worker. `requested` is set by
 the worker (release) and cleared by the allocator (release) after it has pushed the grant; `mapped` is the
-allocator's, read by anyone. `refused`, the smallest size for which the cap left no room (0: none), is set by the
-allocator while a request stands and cleared by the worker when it releases something. Chunks are unmapped by `arena_destroy` only, after the worker has ended.
+allocator's, read by anyone, and so is `refused`, the smallest size for which the cap left no room (0: none). Chunks are unmapped by `arena_destroy` only, after the worker has ended.
 Guarantees: `arena_alloc` makes no system call but, at most, a write to the allocator's eventfd.
 """
 
@@ -39,6 +38,5 @@ cdef struct Arena:
 cdef bint arena_init(Arena *arena, uint64_t chunk_bytes, uint64_t cap, int wake_fd) noexcept nogil
 cdef void arena_destroy(Arena *arena) noexcept nogil
 cdef ArenaStatus arena_alloc(Arena *arena, uint64_t n, void **out) noexcept nogil
-cdef void arena_give_back(Arena *arena, void *memory, uint64_t n) noexcept nogil
 cdef void arena_release(Arena *arena, void *memory, uint64_t n) noexcept nogil
 cdef void arena_serve(Arena *arena) noexcept nogil

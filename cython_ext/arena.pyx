@@ -7,7 +7,7 @@ from flexstream.cython_ext.includes.linux cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_POPULATE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap, write,
 )
 from flexstream.cython_ext.includes.native cimport (
-    fs_load_acquire, fs_load_relaxed, fs_store_relaxed, fs_store_release,
+    fs_count, fs_load_acquire, fs_load_relaxed, fs_store_relaxed, fs_store_release,
 )
 from flexstream.cython_ext.ring cimport Message, Ring, ring_empty, ring_free, ring_init, ring_pop, ring_push
 
@@ -65,7 +65,7 @@ cdef void arena_serve(Arena *arena) noexcept nogil:
         chunk = <ChunkHead *> mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
                                    -1, 0)
     if chunk == <ChunkHead *> MAP_FAILED:
-        if arena.refused == 0 or wanted < arena.refused:
+        if fs_load_relaxed(&arena.refused) == 0 or wanted < fs_load_relaxed(&arena.refused):
             fs_store_relaxed(&arena.refused, wanted)
     else:
         chunk.next = arena.chunks
@@ -128,25 +128,18 @@ cdef ArenaStatus arena_alloc(Arena *arena, uint64_t n, void **out) noexcept nogi
         if fs_load_acquire(&arena.requested) != 0:
             return ARENA_WAIT
         if fs_load_relaxed(&arena.refused) != 0 and size >= fs_load_relaxed(&arena.refused):
-            return ARENA_FULL       # until something is released
+            return ARENA_FULL       # for good: chunks are never unmapped, and the free lists were tried
         if not ring_empty(&arena.grants):
             continue                # granted between the two looks
         request(arena, size)
         return ARENA_WAIT
-    arena.in_use += size
+    fs_count(&arena.in_use, size)
     out[0] = piece
     return ARENA_OK
 
 
-cdef void arena_give_back(Arena *arena, void *memory, uint64_t n) noexcept nogil:
-    """Undo an arena_alloc of which the second half failed: what was refused stays refused."""
+cdef void arena_release(Arena *arena, void *memory, uint64_t n) noexcept nogil:
     cdef unsigned k = size_class(n)
     (<void **> memory)[0] = arena.free_lists[k]
     arena.free_lists[k] = memory
-    arena.in_use -= <uint64_t> 1 << (k + ARENA_MIN_SHIFT)
-
-
-cdef void arena_release(Arena *arena, void *memory, uint64_t n) noexcept nogil:
-    arena_give_back(arena, memory, n)
-    if arena.refused != 0:
-        fs_store_relaxed(&arena.refused, 0)
+    fs_count(&arena.in_use, -(<uint64_t> 1 << (k + ARENA_MIN_SHIFT)))

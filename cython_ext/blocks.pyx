@@ -6,7 +6,7 @@ from libc.string cimport memset
 from flexstream.cython_ext.includes.linux cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_POPULATE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap, write,
 )
-from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_store_release
+from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_load_relaxed, fs_store_relaxed, fs_store_release
 from flexstream.cython_ext.ring cimport Message, Ring, ring_empty, ring_free, ring_init, ring_pop, ring_push
 
 
@@ -72,7 +72,7 @@ cdef void output_serve(Output *output) noexcept nogil:
             chunk.next = output.chunks
             chunk.n = n
             output.chunks = chunk
-            output.chunks_made += 1
+            fs_store_relaxed(&output.chunks_made, output.chunks_made + 1)
             memset(&grant, 0, sizeof(grant))
             for i in range(output.chunk_blocks):
                 block = <Block *> (<unsigned char *> chunk + 64 + i * block_bytes(output))
@@ -94,7 +94,7 @@ cdef Block *output_block(Output *output) noexcept nogil:
         output.open = <Block *> message.ptr
     elif ring_pop(&output.fresh, &message):
         output.open = <Block *> message.ptr
-    if ring_empty(&output.returned) and ring_empty(&output.fresh) and output.chunks_made < output.max_chunks \
+    if ring_empty(&output.returned) and ring_empty(&output.fresh) and fs_load_relaxed(&output.chunks_made) < output.max_chunks \
             and fs_load_acquire(&output.requested) == 0:
         fs_store_release(&output.requested, 1)
         if write(output.wake_fd, &one, 8) < 0:

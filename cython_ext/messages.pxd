@@ -13,8 +13,7 @@ cdef enum Order:                  # Python -> worker, on the mailbox
     SESSION_FREE = 9              # stream, slot: the slot may be given to another session
     FEED = 10                     # stream, group, slot; ptr: rows, n; tag: ticket
     PING = 11                     # tag -> PONG, at a quiescent point
-    STOP = 12                     # value: 1 = read the sockets empty first
-    HOLD = 13                     # stream, value: 1 = fire nothing (not all expected producers are here)
+    HOLD = 12                     # stream, value: 1 = fire nothing (not all expected producers are here)
 
 
 cdef enum Report:                 # worker -> Python, on the out ring

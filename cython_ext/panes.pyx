@@ -3,7 +3,7 @@
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove, memset
 
-from flexstream.cython_ext.arena cimport ARENA_OK, Arena, ArenaStatus, arena_alloc, arena_give_back, arena_release
+from flexstream.cython_ext.arena cimport ARENA_OK, Arena, ArenaStatus, arena_alloc, arena_release
 from flexstream.cython_ext.blocks cimport Block, Output, output_block
 from flexstream.cython_ext.includes.native cimport fs_count
 from flexstream.cython_ext.messages cimport LATE_BLOCK, RESULT_BLOCK
@@ -73,7 +73,7 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
     pane.fired = <uint32_t *> (<unsigned char *> memory + sizeof(Pane))
     status = table_init(&pane.table, &query.layout, FIRST_CAPACITY, context.arena)
     if status != ARENA_OK:
-        arena_give_back(context.arena, pane, pane_bytes(query))
+        arena_release(context.arena, pane, pane_bytes(query))
         return status
     memmove(panes.panes + at + 1, panes.panes + at, (panes.n - at) * sizeof(Pane *))
     panes.panes[at] = pane

@@ -21,6 +21,13 @@ cdef inline int64_t finite(int64_t watermark) noexcept nogil:
     return -FS_TIME_LIMIT if watermark < -FS_TIME_LIMIT else watermark
 
 
+cdef inline void session_is_done(StreamState *stream, uint32_t slot) noexcept nogil:
+    """Reported once the firings that its end causes are through."""
+    if not stream.session_done[slot]:
+        stream.session_done[slot] = 1
+        stream.n_done += 1
+
+
 cdef Step worker_progress(WorkerState *worker) noexcept nogil
 cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,
                      size_t n) noexcept nogil

@@ -207,7 +207,7 @@ cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot,
     if watermark == END_OF_STREAM:
         stream.ended_groups[slot] += 1
         if stream.ended_groups[slot] == stream.n_owned:
-            stream.done_slot = slot + 1         # reported once the firings are through
+            session_is_done(stream, slot)
 
 
 # Connections
@@ -232,12 +232,14 @@ cdef void send_ack(Connection *connection) noexcept nogil:
 
 cdef void push_limbo(WorkerState *worker) noexcept nogil:
     cdef Connection *connection
+    cdef Connection *following
     while worker.limbo != NULL:
         connection = worker.limbo
+        following = connection.next         # once reported, Python may free it
         if not report(worker, CONNECTION_CLOSED, connection.stream, connection.slot, connection,
                       connection.closed_why, connection.id):
             return
-        worker.limbo = connection.next
+        worker.limbo = following
 
 
 cdef void close_connection(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil:
@@ -331,12 +333,17 @@ cdef Step worker_progress(WorkerState *worker) noexcept nogil:
 
 cdef void report_done_sessions(WorkerState *worker) noexcept nogil:
     """Behind the results of the session's last windows: who hears of the end finds them in the log."""
-    cdef uint32_t s, q
+    cdef uint32_t s, q, slot
+    cdef StreamState *stream
     cdef bint flushed
     for s in range(worker.n_streams):
-        if worker.streams[s].done_slot:
-            flushed = True
-            for q in range(worker.streams[s].n_queries):
-                flushed = query_flush(worker.streams[s].queries[q], &worker.context) and flushed
-            if flushed and report(worker, SESSION_DONE, s, worker.streams[s].done_slot - 1, NULL, 0, 0):
-                worker.streams[s].done_slot = 0
+        stream = worker.streams[s]
+        if stream.n_done == 0:
+            continue
+        flushed = True
+        for q in range(stream.n_queries):
+            flushed = query_flush(stream.queries[q], &worker.context) and flushed
+        for slot in range(stream.slots_high if flushed else 0):
+            if stream.session_done[slot] and report(worker, SESSION_DONE, s, slot, NULL, 0, 0):
+                stream.session_done[slot] = 0
+                stream.n_done -= 1

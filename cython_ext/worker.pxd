@@ -1,7 +1,7 @@
 """A worker: the native thread pinned to a core that owns groups, their connections and their state.
 
 Threads and who writes what
-- the worker's thread writes everything in WorkerState but `mailbox.tail` and `stop_now`, and everything in the
+- the worker's thread writes everything in WorkerState but `mailbox.tail` and `stop_wanted`, and everything in the
   StreamStates, Connections and Queries that were handed to it, from the order that brought them until the report
   that gives them back (CONNECTION_CLOSED, QUERY_GONE);
 - Python threads post orders under the owner's lock (so the mailbox has one producer at a time), read the out ring
@@ -79,7 +79,8 @@ cdef struct StreamState:
     uint64_t applied
     uint64_t late
     uint64_t rejected
-    uint32_t done_slot            # one more than the slot whose session has just ended here; 0: none
+    uint32_t n_done               # sessions that have ended here and were not reported yet
+    uint8_t *session_done         # [max_sessions] which
     uint64_t *group_rows          # [groups]
 
 
@@ -119,7 +120,7 @@ cdef struct WorkerState:
     Ring out
     uint64_t sleeping
     uint64_t reader_sleeping
-    uint64_t stop_now
+    uint64_t stop_wanted          # Python sets it: 1 work off what was received, 2 do not wait for readers either
     uint64_t ended
     uint64_t stalled              # 0, or what the worker waits for: 1 memory or output
     Arena arena

@@ -21,17 +21,26 @@ from flexstream.cython_ext.includes.native cimport (
 from flexstream.cython_ext.messages cimport (
     ADD_CONNECTION, ADD_QUERY, ADD_STREAM, CONNECTION_CLOSED, DROP_QUERY, FEED, GIVEN_BACK, HOLD, LATE_BLOCK,
     MARKER_SEEN, PING, PONG, QUERY_GONE, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE, SESSION_END,
-    SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, STOP,
+    SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK,
 )
 from flexstream.cython_ext.murmur3 cimport KeyHasher
 from flexstream.cython_ext.panes cimport Query, first_open_end
 from flexstream.cython_ext.program cimport BATCH, Scratch
 from flexstream.cython_ext.queries cimport QueryState
-from flexstream.cython_ext.ring cimport Message, Ring, ring_empty, ring_free, ring_init, ring_pop, ring_push
+from flexstream.cython_ext.ring cimport Message, Ring, ring_empty, ring_free, ring_free_slots, ring_init, ring_pop, ring_push
 from flexstream.cython_ext.worker_loop cimport worker_main
+
+cdef enum:
+    FEED_SPARE = 4096             # mailbox slots that fed rows leave to orders, which must get through
 
 cdef extern from "<stdlib.h>" nogil:
     void *aligned_alloc(size_t alignment, size_t n) noexcept
+
+
+cdef void free_connection(Connection *connection) noexcept:
+    free(connection.carry)
+    free(connection.hello_ack)
+    free(connection)
 
 
 cdef void *zeroed(size_t n) except NULL:
@@ -80,6 +89,7 @@ cdef class StreamHandle:
         self.state.connection = <Connection **> zeroed(cells * 8)
         self.state.session_state = <uint8_t *> zeroed(max_sessions)
         self.state.ended_groups = <uint32_t *> zeroed(max_sessions * 4)
+        self.state.session_done = <uint8_t *> zeroed(max_sessions)
         self.state.seen_ns = <uint64_t *> zeroed(max_sessions * 8)
         self.state.group_rows = <uint64_t *> zeroed(groups * 8)
         for g in range(groups):
@@ -97,6 +107,7 @@ cdef class StreamHandle:
             free(self.state.connection)
             free(self.state.session_state)
             free(self.state.ended_groups)
+            free(self.state.session_done)
             free(self.state.seen_ns)
             free(self.state.group_rows)
             free(self.state)
@@ -200,6 +211,9 @@ cdef class Worker:
     def __dealloc__(self):
         if self.state == NULL:
             return
+        if self.running:
+            fs_store_release(&self.state.stop_wanted, 2)
+            pthread_join(self.thread, NULL)
         ring_free(&self.state.mailbox)
         ring_free(&self.state.out)
         free(self.state.block)
@@ -218,25 +232,36 @@ cdef class Worker:
         name = f"fs-worker-{self.index}".encode()
         pthread_setname_np(self.thread, name)
 
-    def stop(self, *, bint drain):
-        """Ask the thread to end: `drain` works off what the sockets and the mailbox hold first."""
-        self.post(order(STOP, 0, 0, 1 if drain else 0, NULL))
+    def stop(self, *, bint wait_for_readers=True):
+        """Ask the thread to work off what its sockets and its mailbox hold, and to end.
 
-    def stop_now(self):
-        """End it also while it waits for an output that nobody reads."""
-        fs_store_release(&self.state.stop_now, 1)
-        self.post(order(STOP, 0, 0, 0, NULL))
+        Without `wait_for_readers` it ends also while it waits for an output that nobody reads.
+        """
+        cdef uint64_t one = 1
+        fs_store_release(&self.state.stop_wanted, 1 if wait_for_readers else 2)
+        if write(self.state.wake_fd, &one, 8) < 0:
+            return          # readable already: the worker is awake
 
     @property
     def ended(self):
         return not self.running or fs_load_acquire(&self.state.ended) == 1
 
     def join(self):
-        """Wait for the thread; call it when `ended`, and go on reading reports until then."""
+        """Wait for the thread; go on reading reports until it has `ended`.
+
+        Returns the descriptors of connections that came too late to be served: they are the caller's to close.
+        """
+        cdef Message message
         if self.running:
             with nogil:
                 pthread_join(self.thread, NULL)
             self.running = False
+        found = []
+        while ring_pop(&self.state.mailbox, &message):
+            if message.kind == ADD_CONNECTION:
+                found.append((<Connection *> message.ptr).fd)
+                free_connection(<Connection *> message.ptr)
+        return found
 
     def release(self):
         """Free the state memory. Only after `join`, and after the allocator thread has stopped."""
@@ -246,12 +271,18 @@ cdef class Worker:
 
     cdef post(self, Message message):
         cdef uint64_t one = 1
-        with self.lock:
-            while not ring_push(&self.state.mailbox, &message):
-                if self.ended:
-                    raise RuntimeError(f"worker {self.index} has ended")
-                with nogil:
-                    poll(NULL, 0, 1)
+        cdef uint64_t spare = FEED_SPARE if message.kind == FEED else 0
+        cdef bint pushed = False
+        while True:
+            with self.lock:
+                if ring_free_slots(&self.state.mailbox) > spare:
+                    pushed = ring_push(&self.state.mailbox, &message)
+            if pushed:
+                break
+            if self.ended:
+                raise RuntimeError(f"worker {self.index} has ended")
+            with nogil:
+                poll(NULL, 0, 1)
         fs_fence()
         if fs_load_relaxed(&self.state.sleeping):
             if write(self.state.wake_fd, &one, 8) < 0:
@@ -308,6 +339,11 @@ cdef class Worker:
             self.post(message)
             self.tickets += 1
         return self.tickets
+
+    @property
+    def next_ticket(self):
+        """What the next `feed` of at least one row will return."""
+        return self.tickets + 1
 
     @property
     def fed(self):
@@ -424,16 +460,14 @@ cdef class Worker:
         """The socket's descriptor belongs to the caller from here on."""
         item = ("closed", connection.id, connection.fd, connection.stream, connection.group, connection.slot,
                 connection.closed_why, bool(connection.decoder.ended), connection.rows)
-        free(connection.carry)
-        free(connection.hello_ack)
-        free(connection)
+        free_connection(connection)
         return item
 
     # -- facts
 
     def stats(self):
         cdef WorkerState *state = self.state
-        cdef uint64_t up = fs_now_ns() - state.started_ns if state.started_ns else 1
+        cdef uint64_t up = fs_now_ns() - fs_load_relaxed(&state.started_ns) if fs_load_relaxed(&state.started_ns) else 1
         return {
             "worker": self.index,
             "cpu": state.cpu,

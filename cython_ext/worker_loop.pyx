@@ -15,12 +15,12 @@ from flexstream.cython_ext.includes.native cimport (
 )
 from flexstream.cython_ext.messages cimport (
     ADD_CONNECTION, ADD_QUERY, ADD_STREAM, DROP_QUERY, FEED, GIVEN_BACK, HOLD, PING, PONG, QUERY_GONE,
-    REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, STOP,
+    REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK,
 )
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
 from flexstream.cython_ext.progress cimport (
     END_OF_STREAM, NO_WATERMARK, begin_advance, begin_rows, close_connection, finite, push_limbo, raise_session, report,
-    send_ack, worker_progress,
+    send_ack, session_is_done, worker_progress,
 )
 from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free_slots, ring_pop
 from flexstream.cython_ext.worker cimport (
@@ -138,7 +138,7 @@ cdef void session_watermark(WorkerState *worker, StreamState *stream, Message *o
         if except_ == NULL or not except_[g >> 3] & (1 << (g & 7)):
             raise_session(worker, stream, order.slot, g, watermark)
     if order.kind == SESSION_END and stream.n_owned == 0:
-        stream.done_slot = order.slot + 1
+        session_is_done(stream, order.slot)
     begin_advance(worker, stream, 0, stream.groups)
 
 
@@ -186,9 +186,6 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
     elif order.kind == PING:
         flush_outputs(worker)
         report(worker, PONG, 0, 0, NULL, 0, order.tag)
-    elif order.kind == STOP:
-        worker.stopping = 1 if order.value else 2
-        worker.drain_until_ns = now + DRAIN_NS
 
 
 # Sockets
@@ -274,7 +271,7 @@ cdef void wait_for_reader(WorkerState *worker) noexcept nogil:
     waiting.fd = -1
     waiting.events = 0
     poll(&waiting, 0, 1)
-    if fs_load_acquire(&worker.stop_now):
+    if fs_load_acquire(&worker.stop_wanted) == 2:
         worker.stopping = 2
 
 
@@ -285,7 +282,7 @@ cdef int wait_for_events(WorkerState *worker, epoll_event *events, int timeout_m
         return epoll_wait(worker.epoll_fd, events, MAX_EVENTS, 0)
     fs_store_relaxed(&worker.sleeping, 1)
     fs_fence()
-    if not ring_empty(&worker.mailbox):
+    if not ring_empty(&worker.mailbox) or fs_load_acquire(&worker.stop_wanted):
         timeout_ms = 0
     n = epoll_wait(worker.epoll_fd, events, MAX_EVENTS, timeout_ms)
     fs_store_relaxed(&worker.sleeping, 0)
@@ -337,13 +334,20 @@ cdef int run_sockets(WorkerState *worker, epoll_event *events, int n, uint64_t n
     return served
 
 
+cdef void begin_stop(WorkerState *worker, uint64_t now) noexcept nogil:
+    cdef uint64_t wanted = fs_load_acquire(&worker.stop_wanted)
+    if wanted > worker.stopping:
+        worker.stopping = <uint32_t> wanted
+        worker.drain_until_ns = now + DRAIN_NS
+
+
 cdef void say_goodbye(WorkerState *worker) noexcept nogil:
     """Every producer learns what was received; every socket goes back to Python, which tells it why."""
     send_acks(worker)
     while worker.connections != NULL:
         close_connection(worker, worker.connections, FAULT_SHUTTING_DOWN)
     push_limbo(worker)
-    while worker.limbo != NULL and not fs_load_acquire(&worker.stop_now):
+    while worker.limbo != NULL and fs_load_acquire(&worker.stop_wanted) != 2:
         wait_for_reader(worker)
         push_limbo(worker)
 
@@ -359,11 +363,12 @@ cdef void *worker_main(void *argument) noexcept nogil:
     cdef uint64_t last_acks = now
     cdef bint acks_wait = False
     pin(worker)
-    worker.started_ns = now
+    fs_store_relaxed(&worker.started_ns, now)
     fs_store_release(<uint64_t *> &worker.thread_id, <uint64_t> fs_thread_id())
     while worker.stopping != 2:
         fs_count(&worker.loops, 1)
         push_limbo(worker)
+        begin_stop(worker, now)
         # An unfinished item comes first: until it is done no socket is read and no order taken.
         if work_off(worker) == STEP_WAIT or ring_free_slots(&worker.out) < RING_RESERVE:
             flush_outputs(worker)
@@ -393,7 +398,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
             fs_store_relaxed(&worker.drained_ns, now)       # who had nothing to say now has an empty socket
         if worker.stopping == 1 and ((served == 0 and ring_empty(&worker.mailbox)) or now > worker.drain_until_ns):
             worker.stopping = 2
-    while not flush_outputs(worker) and not fs_load_acquire(&worker.stop_now):
+    while not flush_outputs(worker) and fs_load_acquire(&worker.stop_wanted) != 2:
         wait_for_reader(worker)
     say_goodbye(worker)
     fs_store_relaxed(&worker.cpu_ns, fs_thread_cpu_ns())

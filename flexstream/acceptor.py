@@ -53,7 +53,7 @@ class Acceptor:
         self._token = token
         self._hello_timeout_s = hello_timeout_s
         self._max_pending = max_pending
-        self._pending: OrderedDict[asyncio.Task[None], socket.socket] = OrderedDict()
+        self._pending: OrderedDict[asyncio.Task[Any], socket.socket] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._goodbyes: set[Any] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -174,6 +174,11 @@ class Acceptor:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("connection_handler_failed", exc_info=error)
 
+    def _no_longer_pending(self) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._pending.pop(task, None)
+
     def _count(self, why: str) -> None:
         self.closed[why] += 1
 
@@ -184,7 +189,7 @@ class Acceptor:
         try:
             async with asyncio.timeout(self._hello_timeout_s):
                 header, said = await self._read_hello(sock)
-            self._pending.pop(asyncio.current_task(), None)  # type: ignore[call-overload]
+            self._no_longer_pending()
             group = header.group
             port, session = hello.check(header, said, self._engine, self._token)
             if session is not None:
@@ -272,7 +277,7 @@ class Acceptor:
             os.close(fd)
 
     async def _refuse(self, sock: socket.socket, refused: Refused, group: int) -> None:
-        self._pending.pop(asyncio.current_task(), None)  # type: ignore[call-overload]
+        self._no_longer_pending()
         self._count(refused.code.code)
         log.warning("connection_refused", extra={"fields": {"why": refused.code.code, "message": refused.message}})
         await self._say_goodbye(sock, refused, group)

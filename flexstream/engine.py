@@ -99,6 +99,7 @@ class Engine:
         self._variants = Variants(compile)
         self._lock = threading.RLock()
         self._streams: dict[str, RunningStream] = {}
+        self._by_index: list[RunningStream] = []
         self._queries: dict[str, RunningQuery] = {}
         self._by_number: dict[int, RunningQuery] = {}
         self._pongs: dict[int, tuple[set[int], threading.Event]] = {}
@@ -169,7 +170,9 @@ class Engine:
             placement = self.placement()
             handles = [w.add_stream(stream, index, placement, self._max_sessions) for w in self.workers]
             sessions = StreamSessions(index, self.workers, self._max_sessions, self._expected_producers)
-            self._streams[stream.name] = RunningStream(stream, index, handles, sessions)
+            running = RunningStream(stream, index, handles, sessions)
+            self._by_index.append(running)
+            self._streams[stream.name] = running
 
     def submit(self, query: Query) -> None:
         """Start a query; it sees the rows that come from now on. Its stream is added if it is not known yet."""
@@ -221,7 +224,8 @@ class Engine:
             del self._queries[name]
             for worker, state in zip(self.workers, running.states, strict=True):
                 worker.drop_query(running.stream.index, state)
-        running.dropped.wait(10)
+        if threading.current_thread() is not self.collector:  # in a callback it would wait for itself
+            running.dropped.wait(10)
         self.collector.remove_query(running.number)
         running.log.close()
         running.late_log.close()
@@ -275,17 +279,18 @@ class Engine:
         Raises EngineError when `timeout` seconds pass first; it names the producers that are still there.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._feeder.end(list(self._streams.values()))
-        while any(left := {name: s.sessions.all() for name, s in self._streams.items() if s.sessions.all()}):
+        self._feeder.end(list(self._by_index))
+        while left := [(s, running.stream.name) for running in list(self._by_index) for s in running.sessions.all()]:
+            self._check_open()
             if deadline is not None and time.monotonic() > deadline:
-                who = [f"{s.producer} ({s.state}) on {name}" for name, each in left.items() for s in each]
+                who = [f"{session.producer} ({session.state}) on {name}" for session, name in left]
                 raise EngineError(
                     f"not finished after {timeout:g} s: {', '.join(who)}",
                     code="not_finished",
                     hint="close these producers, or wait longer",
                 )
             self._check_alive()
-            next(iter(left.values()))[0].ended.wait(0.05)
+            left[0][0].ended.wait(0.05)
         self._barrier(deadline)
         self._feeder.flush()
 
@@ -368,7 +373,7 @@ class Engine:
 
     def _group_rows(self) -> list[int]:
         totals = np.zeros(self.groups, np.int64)
-        for running in list(self._streams.values()):
+        for running in list(self._by_index):
             for handle in running.handles:
                 totals += np.array(handle.counters()["groups"], np.int64)
         return [int(n) for n in totals]
@@ -390,20 +395,24 @@ class Engine:
             self._acceptor.stop_accepting()
         self._stop_ticking.set()
         for worker in self.workers:
-            worker.stop(drain=True)
+            worker.stop()
         while not all(worker.ended for worker in self.workers) and time.monotonic() < deadline:
             time.sleep(0.002)
         for worker in self.workers:
             if not worker.ended:
-                worker.stop_now()
+                worker.stop(wait_for_readers=False)
         for worker in self.workers:
-            worker.join()
+            for fd in worker.join():
+                os.close(fd)
         self.collector.stop()
         self.collector.join(timeout=max(1.0, deadline - time.monotonic()))
         if self._acceptor is not None:
             self._acceptor.stop()
         self._ticker.join(timeout=2)
         windows = self._open_windows()
+        if self.collector.is_alive():  # a callback that does not return: leave it what it may still use
+            self.state = "failed"
+            return windows
         for running in self._queries.values():
             running.log.close()
             running.late_log.close()
@@ -437,7 +446,7 @@ class Engine:
         """Sessions that went silent stop counting; sessions that broke and did not come back end."""
         while not self._stop_ticking.wait(TICK_S):
             drained = min(worker.stats()["drained_ns"] for worker in self.workers)
-            for running in list(self._streams.values()):
+            for running in list(self._by_index):
                 running.sessions.expire(self._session_timeout_s)
                 for session in running.sessions.all():
                     seen = max(handle.seen_ns(session.slot) for handle in running.handles)
@@ -454,7 +463,7 @@ class Engine:
             self._acceptor.connection_closed(self._stream_at(stream).port, fd, group, slot, why, ended)
 
     def _stream_at(self, index: int) -> RunningStream:
-        return next(running for running in self._streams.values() if running.index == index)
+        return self._by_index[index]
 
     def _stream(self, name: str) -> RunningStream:
         with contextlib.suppress(KeyError):

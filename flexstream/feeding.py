@@ -96,13 +96,18 @@ class Feeder:
                 f"the first row is not of group {group}", code="wrong_group", hint="leave out group= for mixed rows"
             )
         worker = self._workers[self._placement()[group]]
-        ticket = worker.feed(running.index, group, slot, flat, schema.row_bytes)
+        self._hand_over(worker, running.index, group, slot, flat, schema.row_bytes, 0)
         if wait:
-            self._wait(worker, ticket)
-        else:
-            self._in_flight.append((worker, ticket, flat, 0))
-            if len(self._in_flight) > IN_FLIGHT_PIECES:
-                self._release()
+            self._wait_for_all()
+        elif len(self._in_flight) > IN_FLIGHT_PIECES:
+            self._release()
+
+    def _hand_over(
+        self, worker: Any, stream: int, group: int, slot: int, piece: Any, row_bytes: int, size: int
+    ) -> None:
+        """The buffer is noted before the worker can see it, so that nothing frees it too early."""
+        self._in_flight.append((worker, worker.next_ticket, piece, size))
+        worker.feed(stream, group, slot, piece, row_bytes)
 
     def _feed_mixed(self, running: RunningStream, slot: int, flat: Any) -> None:
         row_bytes = running.stream.schema.row_bytes
@@ -112,22 +117,19 @@ class Feeder:
             part = flat[start : start + step]
             ordered, offsets = by_group(part, row_bytes, running.stream.key_hasher, self._groups)
             ends = (offsets * row_bytes).tolist()
-            tickets: dict[int, int] = {}
             for group in range(self._groups):
                 if ends[group + 1] > ends[group]:
-                    owner = placement[group]
                     piece = ordered[ends[group] : ends[group + 1]]
-                    tickets[owner] = self._workers[owner].feed(running.index, group, slot, piece, row_bytes)
-            for owner, ticket in tickets.items():
-                self._in_flight.append((self._workers[owner], ticket, ordered, len(ordered)))
+                    worker = self._workers[placement[group]]
+                    self._hand_over(worker, running.index, group, slot, piece, row_bytes, len(piece))
             self._release()
 
     def _release(self) -> None:
         """Forget buffers that were worked off; wait while too much is under way."""
         self._in_flight = [item for item in self._in_flight if item[0].fed < item[1]]
-        while sum(item[3] for item in self._in_flight) > IN_FLIGHT_BYTES:
-            worker, ticket, _, _ = self._in_flight.pop(0)
-            self._wait(worker, ticket)
+        size = sum(item[3] for item in self._in_flight)
+        while size > IN_FLIGHT_BYTES:
+            size -= self._wait_for_first()
 
     def _wait(self, worker: Any, ticket: int) -> None:
         while not worker.wait_fed(ticket, 0.2):
@@ -135,12 +137,19 @@ class Feeder:
                 raise EngineError("the engine was closed while it was fed", code="closed")
             self._check_alive()
 
+    def _wait_for_first(self) -> int:
+        worker, ticket, _, size = self._in_flight[0]
+        self._wait(worker, ticket)
+        self._in_flight.pop(0)
+        return size
+
+    def _wait_for_all(self) -> None:
+        while self._in_flight:
+            self._wait_for_first()
+
     def flush(self) -> None:
         with self._lock:
-            while self._in_flight:
-                worker, ticket, _, _ = self._in_flight[0]
-                self._wait(worker, ticket)
-                self._in_flight.pop(0)
+            self._wait_for_all()
 
     def end(self, streams: list[RunningStream]) -> None:
         """End of stream for what was fed."""

@@ -40,7 +40,7 @@ class Session:
     ended_at: float = 0.0
     done_on: set[int] = field(default_factory=set)
     ended: threading.Event = field(default_factory=threading.Event)
-    on_ended: list[Callable[[], None]] = field(default_factory=list)
+    on_ended: list[Callable[[], object]] = field(default_factory=list)
 
 
 class StreamSessions:

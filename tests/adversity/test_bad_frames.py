@@ -262,9 +262,9 @@ def test_what_a_producer_says_never_ends_the_session_of_another():
     """Slots are used again: a control connection must not speak for whoever has its slot now."""
     with serving(session_timeout_s=5.0) as engine, RawClient(engine) as odd, RawClient(engine) as good:
         control = odd.open()
+        good_control = good.open()
         control.sendall(frame(FrameType.WATERMARK, value=2**63 - 1, payload=bitmap()))
         settle(engine)
-        good_control = good.open()
         sock = good.open(GROUP)
         control.sendall(frame(FrameType.EOS, payload=bitmap()))
         wait_until(lambda: len(engine.status()["streams"]["s"]["sessions"]) == 1, "the odd one's end")

@@ -62,9 +62,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--groups", type=int, default=128)
     parser.add_argument("--cpus", default="0")
+    parser.add_argument("--compile", default="off", help="off: the generic variant; require: the compiled one")
     options = parser.parse_args()
     cpus = [int(cpu) for cpu in options.cpus.split(",")]
-    with fs.Engine(workers=cpus, groups=options.groups, listen="127.0.0.1:0") as engine:
+    with fs.Engine(workers=cpus, groups=options.groups, listen="127.0.0.1:0", compile=options.compile) as engine:
         serve(engine)
 
 

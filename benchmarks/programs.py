@@ -52,9 +52,9 @@ class Discard:
 class EngineProcess:
     """An engine that listens, in its own process, told what to do over a pipe (`engine_process.py`)."""
 
-    def __init__(self, groups: int, *, cpus: list[int]) -> None:
+    def __init__(self, groups: int, *, cpus: list[int], compile: str = "require") -> None:
         command = [sys.executable, "-m", "benchmarks.engine_process", "--groups", str(groups)]
-        command += ["--cpus", ",".join(map(str, cpus))]
+        command += ["--cpus", ",".join(map(str, cpus)), "--compile", compile]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT
         )

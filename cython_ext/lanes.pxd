@@ -40,13 +40,13 @@ cdef class Lanes:
     cdef unsigned char* bits       # the bitmap of groups with rows or connections
     cdef uint64_t linger_ns
     cdef int wake_fd               # eventfd: the service thread sleeps on it
-    cdef bint asleep               # it does so for long, so it must be told of new work
-    cdef bint stopping             # written once, by stop(); read by all
+    cdef uint64_t asleep           # it does so for long, so it must be told of new work; relaxed: it looks again anyhow
+    cdef uint64_t stopping         # written once, by stop(): release; read by all: acquire
     cdef uint64_t next_scan_ns
     cdef uint64_t next_drain_ns
     cdef bint busy                 # the last scan left something that a later one must see to
-    cdef bint wanted               # some lane has bytes and no connection yet
-    cdef bint broken               # some lane lost its connection
+    cdef uint64_t needs            # SERVE_WANTED: a lane has bytes and no connection yet, SERVE_BROKEN: one lost it.
+                                   # Written under the lock; relaxed, for the service thread reads it without
     cdef int64_t watermark         # the session's; INT64_MIN before the first
     cdef readonly uint64_t rows    # accepted
     cdef readonly uint64_t watermarks
@@ -57,6 +57,7 @@ cdef class Lanes:
     cdef void leave(self) noexcept nogil
     cdef void let_in(self) noexcept nogil
     cdef void wake(self) noexcept nogil
+    cdef void need(self, int what) noexcept nogil
     cdef void mark(self, uint32_t group, uint64_t now) noexcept nogil
     cdef void mark_control(self, uint64_t now) noexcept nogil
     cdef void scan(self, uint64_t now, bint everything) noexcept nogil

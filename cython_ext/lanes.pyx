@@ -25,6 +25,7 @@ from flexstream.cython_ext.lane cimport (
     lane_unsent,
     pool_free,
 )
+from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_load_relaxed, fs_store_relaxed, fs_store_release
 
 
 cdef extern from "<pthread.h>" nogil:
@@ -147,9 +148,16 @@ cdef class Lanes:
 
     cdef void wake(self) noexcept nogil:
         cdef uint64_t one = 1
-        self.asleep = False
+        fs_store_relaxed(&self.asleep, False)
         if write(self.wake_fd, &one, 8) < 0:
             pass                              # full: then it will wake anyhow
+
+    cdef void need(self, int what) noexcept nogil:
+        """Tells the service thread that lanes need connecting: once, or again if it went to sleep meanwhile."""
+        cdef uint64_t before = fs_load_relaxed(&self.needs)
+        fs_store_relaxed(&self.needs, before | <uint64_t>what)
+        if not before & <uint64_t>what or fs_load_relaxed(&self.asleep):
+            self.wake()
 
     # ---- watermarks, lingers, ends ----------------------------------------------------------------------------
 
@@ -182,10 +190,9 @@ cdef class Lanes:
         cdef uint32_t g
         cdef Lane* lane
         cdef Cursor* cursor
+        cdef uint64_t needs = 0
         cdef bint drain = everything or now >= self.next_drain_ns
         self.busy = False
-        self.wanted = False
-        self.broken = False
         for g in range(self.groups):
             lane = &self.lanes[g]
             if lane.head == lane.tail and lane.state == LANE_UNOPENED:
@@ -200,8 +207,10 @@ cdef class Lanes:
                     lane_pump(lane, &self.pool, &self.shape)
                 if drain and lane.fd >= 0:
                     lane_drain(lane, &self.pool, &self.shape)
-            self.wanted |= lane.state == LANE_UNOPENED and lane_unsent(lane, &self.shape)
-            self.broken |= lane.state == LANE_BROKEN
+            if lane.state == LANE_BROKEN:
+                needs |= SERVE_BROKEN
+            elif lane.state == LANE_UNOPENED and lane_unsent(lane, &self.shape):
+                needs |= SERVE_WANTED
             self.busy |= (cursor.at != NULL or lane.acked < lane.next_row or lane_unsent(lane, &self.shape)
                           or (lane.fd >= 0 and lane.watermark < self.watermark))
         lane = &self.lanes[self.groups]
@@ -209,7 +218,9 @@ cdef class Lanes:
         if lane.fd >= 0:
             lane_pump(lane, &self.pool, &self.shape)
             lane_drain(lane, &self.pool, &self.shape)
-        self.broken |= lane.state == LANE_BROKEN
+        if lane.state == LANE_BROKEN:
+            needs |= SERVE_BROKEN
+        fs_store_relaxed(&self.needs, needs)
         self.busy |= (lane_unsent(lane, &self.shape) or lane.watermark < self.watermark
                       or (lane.ending and lane.acks == 0))
         if drain:
@@ -302,11 +313,11 @@ cdef class Lanes:
                 self.enter()
                 self.scan(now, True)
                 done = self.settled()
-                if self.wanted or self.broken:
+                if fs_load_relaxed(&self.needs):
                     self.wake()
                 self.leave()
                 now = now_ns()
-                if done or now >= deadline or self.stopping:
+                if done or now >= deadline or fs_load_acquire(&self.stopping):
                     break
                 c_poll(NULL, 0, 1)
                 now = now_ns()
@@ -317,31 +328,37 @@ cdef class Lanes:
     def serve(self, int timeout_ms, bint watch_wanted=True, bint watch_broken=True):
         """Rounds of `scan` while no caller makes them, until something needs Python or the time is over."""
         cdef int reasons = 0
+        cdef int watched = SERVE_STOPPED
         cdef int nap
+        cdef bint busy
         cdef uint64_t now = now_ns()
         cdef uint64_t deadline = now + <uint64_t>timeout_ms * 1_000_000
         cdef uint64_t count
         cdef pollfd wait
+        watched |= (SERVE_WANTED if watch_wanted else 0) | (SERVE_BROKEN if watch_broken else 0)
         with nogil:
             wait.fd = self.wake_fd
             wait.events = POLLIN
             while True:
-                nap = IDLE_MS
+                busy = True                   # somebody is at it: look again soon
                 if pthread_mutex_trylock(&self.lock) == 0:
                     now = now_ns()
                     if now >= self.next_scan_ns or now >= self.next_drain_ns or not self.busy:
                         self.scan(now, False)
-                    self.asleep = not self.busy
+                    busy = self.busy
+                    fs_store_relaxed(&self.asleep, not busy)
                     self.leave()
-                if self.busy:
-                    nap = <int>(self.linger_ns // 1_000_000)
-                    nap = 1 if nap < 1 else nap
-                reasons = ((SERVE_WANTED if self.wanted and watch_wanted else 0)
-                           | (SERVE_BROKEN if self.broken and watch_broken else 0)
-                           | (SERVE_STOPPED if self.stopping else 0))
+                reasons = <int>fs_load_relaxed(&self.needs)
+                if fs_load_acquire(&self.stopping):
+                    reasons |= SERVE_STOPPED
+                reasons &= watched
                 now = now_ns()
                 if reasons or now >= deadline:
                     break
+                nap = IDLE_MS
+                if busy:
+                    nap = <int>(self.linger_ns // 1_000_000)
+                    nap = 1 if nap < 1 else nap
                 if now + <uint64_t>nap * 1_000_000 > deadline:
                     nap = <int>((deadline - now) // 1_000_000) + 1
                 if c_poll(&wait, 1, nap) > 0 and read(self.wake_fd, &count, 8) < 0:
@@ -350,7 +367,7 @@ cdef class Lanes:
 
     def stop(self):
         """Nothing waits after this: send, flush and serve return at once."""
-        self.stopping = True
+        fs_store_release(&self.stopping, True)
         self.wake()
 
     def attach(self, int group, int fd, uint64_t wanted):
@@ -409,7 +426,12 @@ cdef class Lanes:
 
     def control_acks(self):
         """ACK frames that came on the control connection after its HELLO."""
-        return self.lanes[self.groups].acks
+        cdef uint32_t acks
+        with nogil:
+            self.enter()
+            acks = self.lanes[self.groups].acks
+            self.leave()
+        return acks
 
     def close_all(self):
         """Closes every connection and lets waiting threads go."""
@@ -438,16 +460,18 @@ cdef class Lanes:
         return found
 
     def stats(self):
-        """Counters over all lanes. They are read without stopping a caller, so they may be a frame apart."""
+        """Counters over all lanes."""
         cdef uint32_t g
         cdef uint64_t frames = 0, sent = 0, acked = 0
         cdef int connections = 0
+        with nogil:
+            self.enter()
         for g in range(self.groups + 1):
             frames += self.lanes[g].frames
             sent += self.lanes[g].sent_bytes
             acked += self.lanes[g].acked
             connections += g < self.groups and self.lanes[g].fd >= 0
-        return {
+        found = {
             "rows": self.rows,
             "rows_acked": acked,
             "frames": frames,
@@ -458,3 +482,5 @@ cdef class Lanes:
             "buffer_bytes": self.pool.allocated,
             "waited_s": self.waited_ns / 1e9,
         }
+        self.leave()
+        return found

@@ -44,6 +44,7 @@ cdef struct PaneSet:
     uint32_t capacity
     Pane *recent
     Pane *previous            # the one in use before `recent`
+    uint32_t usual_keys       # of the pane that was dropped last
     int64_t watermark         # never goes back; rows are judged by it
     int64_t late_before       # event times below are late
     int64_t fired_until

@@ -3,7 +3,7 @@
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove, memset
 
-from flexstream.cython_ext.arena cimport ARENA_OK, Arena, ArenaStatus, arena_alloc, arena_release
+from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, Arena, ArenaStatus, arena_alloc, arena_release
 from flexstream.cython_ext.blocks cimport Block, Output, output_block
 from flexstream.cython_ext.includes.native cimport fs_count
 from flexstream.cython_ext.messages cimport LATE_BLOCK, RESULT_BLOCK
@@ -12,6 +12,7 @@ from flexstream.cython_ext.ring cimport Message, ring_push
 
 cdef enum:
     FIRST_CAPACITY = 16
+    MOST_EXPECTED = 1 << 16
 
 
 cdef void query_init(Query *query) noexcept nogil:
@@ -44,6 +45,17 @@ cdef inline void use_pane(PaneSet *panes, Pane *pane) noexcept nogil:
         panes.recent = pane
 
 
+cdef uint32_t expected_capacity(const PaneSet *panes) noexcept nogil:
+    """As many keys as the pane before it has now: growing step by step would cost more than the memory."""
+    cdef uint32_t capacity = FIRST_CAPACITY
+    cdef uint32_t keys = panes.usual_keys
+    if panes.recent != NULL and panes.recent.table.used > keys:
+        keys = panes.recent.table.used
+    while capacity < 2 * keys and capacity < MOST_EXPECTED:
+        capacity *= 2
+    return capacity
+
+
 cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_t start, Pane **out) noexcept nogil:
     cdef uint32_t at = pane_position(panes, start)
     cdef ArenaStatus status
@@ -71,7 +83,9 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
     memset(pane, 0, pane_bytes(query))
     pane.start = start
     pane.fired = <uint32_t *> (<unsigned char *> memory + sizeof(Pane))
-    status = table_init(&pane.table, &query.layout, FIRST_CAPACITY, context.arena)
+    status = table_init(&pane.table, &query.layout, expected_capacity(panes), context.arena)
+    if status == ARENA_FULL:
+        status = table_init(&pane.table, &query.layout, FIRST_CAPACITY, context.arena)
     if status != ARENA_OK:
         arena_release(context.arena, pane, pane_bytes(query))
         return status
@@ -88,12 +102,15 @@ cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noe
     """Free the n oldest panes."""
     cdef uint32_t i
     for i in range(n):
+        panes.usual_keys = panes.panes[i].table.used
+        if panes.panes[i] == panes.recent:
+            panes.recent = NULL
+        if panes.panes[i] == panes.previous:
+            panes.previous = NULL
         table_destroy(&panes.panes[i].table, arena)
         arena_release(arena, panes.panes[i], pane_bytes(query))
     panes.n -= n
     memmove(panes.panes, panes.panes + n, panes.n * sizeof(Pane *))
-    panes.recent = NULL
-    panes.previous = NULL
     fs_count(&query.counters.open_panes, -<uint64_t> n)
 
 

@@ -4,8 +4,8 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MIN
 from libc.stdlib cimport calloc, free, malloc
 
+from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_load_relaxed
 from flexstream.cython_ext.lane cimport (
-    LANE_BROKEN,
     LANE_OPEN,
     LANE_UNOPENED,
     PUMP_AWAY,
@@ -16,7 +16,7 @@ from flexstream.cython_ext.lane cimport (
     lane_pump,
     lane_unsent,
 )
-from flexstream.cython_ext.lanes cimport POLLIN, POLLOUT, c_poll, now_ns
+from flexstream.cython_ext.lanes cimport POLLIN, POLLOUT, SERVE_BROKEN, SERVE_WANTED, c_poll, now_ns
 from flexstream.cython_ext.murmur3 cimport KEY_LONG, KeyHasher, key_hash
 
 
@@ -86,10 +86,8 @@ cdef class Sender(Lanes):
             self.bits[group >> 3] |= <unsigned char>(1 << (group & 7))
         else:
             self.mark(group, now)
-            if lane_pump(lane, &self.pool, &self.shape) == PUMP_AWAY and (self.asleep or lane.state != LANE_OPEN):
-                self.wanted |= lane.state == LANE_UNOPENED
-                self.broken |= lane.state == LANE_BROKEN
-                self.wake()
+            if lane_pump(lane, &self.pool, &self.shape) == PUMP_AWAY and lane.state != LANE_OPEN:
+                self.need(SERVE_WANTED if lane.state == LANE_UNOPENED else SERVE_BROKEN)
             if self.shape.acks and lane.tail - lane.head >= 2:
                 lane_drain(lane, &self.pool, &self.shape)
         return lane_open_frame(lane, &self.cursors[group], &self.pool, &self.shape, now)
@@ -138,7 +136,7 @@ cdef class Sender(Lanes):
                 if self.make_room(self.ids[done]):
                     continue
                 patience = now_ns() + PATIENCE_NS
-                while wait and not self.stopping:
+                while wait and not fs_load_acquire(&self.stopping):
                     self.wait_room(self.ids[done], WAIT_MS)
                     now = now_ns()
                     if now >= self.next_scan_ns:
@@ -184,7 +182,7 @@ cdef class Sender(Lanes):
                             self.watermark = self.call_time - self.max_disorder
                     if self.linger_ns == 0:
                         self.scan(now_ns(), True)
-                    elif self.asleep:
+                    elif fs_load_relaxed(&self.asleep):
                         self.wake()
                 self.leave()
         finally:

@@ -123,13 +123,15 @@ class _Generator:
         real = node.args[0].type == "f64"
         if node.op in _COMPARISONS:
             template = _REAL_COMPARISONS[node.op] if real else f"{{0}} {_COMPARISONS[node.op]} {{1}}"
+            if not real and arguments[0] == arguments[1]:
+                template = str(int(node.op in ("eq", "le", "ge")))
             block.add(f"const int64_t {name} = {template.format(*arguments)};")
         elif node.op == "not":
             block.add(f"const int64_t {name} = !{arguments[0]};")
         elif real:
             self.real_operator(node.op, arguments, name, block)
         else:
-            self.integer_operator(node.op, arguments, name, block)
+            self.integer_operator(node, arguments, name, block)
 
     def real_operator(self, op: str, arguments: list[str], name: str, block: _Block) -> None:
         if op == "div":
@@ -141,18 +143,28 @@ class _Generator:
         else:
             block.add(f"const double {name} = {arguments[0]} {_ARITHMETIC[op]} {arguments[1]};")
 
-    def integer_operator(self, op: str, arguments: list[str], name: str, block: _Block) -> None:
-        if op in _ARITHMETIC:
+    def integer_operator(self, node: Typed, arguments: list[str], name: str, block: _Block) -> None:
+        last = node.args[-1]
+        if node.op in _ARITHMETIC:
             block.add(f"int64_t {name};")
-            block.add(f"if (__builtin_{op}_overflow({', '.join(arguments)}, &{name})) goto stop;")
-        elif op in ("neg", "abs"):
-            block.add(f"if ({arguments[0]} == INT64_MIN) goto stop; /* overflow */")
-            sign = "-" if op == "neg" else f"{arguments[0]} >= 0 ? {arguments[0]} : -"
-            block.add(f"const int64_t {name} = {sign}{arguments[0]};")
+            block.add(f"if (__builtin_{node.op}_overflow({', '.join(arguments)}, &{name})) goto stop; /* overflow */")
+        elif node.op in ("neg", "abs"):
+            of = arguments[0]
+            if last.op == "lit":  # a name for it: the compiler would warn of what is behind the check
+                of = self.named(of, block)
+            block.add(f"if ({of} == INT64_MIN) goto stop; /* overflow */")
+            block.add(f"const int64_t {name} = {'' if node.op == 'neg' else f'{of} >= 0 ? {of} : '}-{of};")
         else:
-            symbol = "/" if op == "floordiv" else "%"
-            block.add(f"if ({arguments[1]} == 0 || {arguments[1]} == -1) goto stop; /* the generic variant decides */")
-            block.add(f"const int64_t {name} = {arguments[0]} {symbol} {arguments[1]};")
+            symbol, by = "/" if node.op == "floordiv" else "%", arguments[1]
+            if last.op != "lit" or last.value in (0, -1):
+                by = self.named(by, block) if last.op == "lit" else by
+                block.add(f"if ({by} == 0 || {by} == -1) goto stop; /* the generic variant decides */")
+            block.add(f"const int64_t {name} = {arguments[0]} {symbol} {by};")
+
+    def named(self, constant: str, block: _Block) -> str:
+        name = self.local()
+        block.add(f"const int64_t {name} = {constant};")
+        return name
 
     # -- the function
 
@@ -268,7 +280,7 @@ class _Generator:
             values.append(self.value(argument, block))
         self.find_entry(block)
         self.fold(block, values)
-        selected = [f"    uint32_t selected[{'FS_ABI_BATCH'}], m = n;"] if ahead else ["    const uint32_t m = n;"]
+        selected = ["    uint32_t selected[FS_ABI_BATCH], m = n;"] if ahead else ["    const uint32_t m = n;"]
         return "\n".join(
             [
                 '#include "flexstream_abi.h"',
@@ -311,19 +323,19 @@ def literal(node: Typed) -> str:
     return "INT64_MIN" if number == -(1 << 63) else f"INT64_C({number})"
 
 
-def show(node: Typed) -> str:
-    """The expression for a comment."""
+def show(node: Typed, depth: int = 8) -> str:
+    """The expression for a comment; what is deeper than that is left out."""
     if node.op == "col":
         return node.name or ""
     if node.op == "lit":
         return repr(node.value)
-    return f"{node.op}({', '.join(show(arg) for arg in node.args)})"
+    return f"{node.op}({', '.join(show(arg, depth - 1) for arg in node.args) if depth else '...'})"
 
 
 def comment(text: str) -> str:
     """Text that cannot end a comment, nor begin a line, whatever it holds."""
-    safe = text.encode("ascii", "backslashreplace").decode()
-    kept = "".join(char if char.isalnum() or char in " _-.,=<>()'\"" else "?" for char in safe)
+    safe = text[:1000].encode("ascii", "backslashreplace").decode()
+    kept = "".join(char if char.isalnum() or char in " _-.,=<>()'" else "." for char in safe)
     return kept if len(kept) <= 200 else kept[:200] + "..."
 
 

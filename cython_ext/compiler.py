@@ -1,7 +1,8 @@
 """Compiles generated C in the background with the host's compiler, and keeps the objects by content.
 
 Nothing here runs in a worker, and nothing here can stop a query: whatever goes wrong is a reason that status shows,
-and the generic variant stays. Objects lie in a private directory (0700, ours) and are loaded only from there.
+and the generic variant stays. Objects lie in a private directory (0700, ours) and are loaded only from there, and
+only when the digest at their end is right: loading a damaged object could end the process.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ import ctypes
 import hashlib
 import logging
 import os
-import resource
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from flexstream.cython_ext.codegen import ENTRY_POINT
@@ -30,14 +30,24 @@ from flexstream.cython_ext.codegen import ENTRY_POINT
 log = logging.getLogger("flexstream.compiler")
 
 INCLUDES = Path(__file__).resolve().parent / "includes"
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno")
-TIME_LIMIT_S = 60
-MEMORY_LIMIT_BYTES = 2 << 30
+# No contraction: a*b+c in one rounding would differ from the generic variant.
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
 INSTALL_HINT = "install a C compiler (Debian: apt-get install gcc libc6-dev), or set CC"
+SEAL = b"flexstream object, sha256 of all before: "
+# A shell sets the limits, not a preexec_fn: that would need a fork of a process that may be big, with its threads.
+_LIMITED = 'ulimit -t "$1" && ulimit -v "$2" && shift 2 && exec "$@"'
 
 
 class CompileError(Exception):
     """Why there is no compiled variant, in words for status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one run of the compiler may take."""
+
+    seconds: float = 60.0
+    memory_bytes: int = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,62 +60,140 @@ class Compiled:
     cached: bool
 
 
-def find_compiler(environ: dict[str, str] | None = None) -> list[str]:
+class Job:
+    """Runs one command after the other, and lets another thread end it early."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._stopped = False
+
+    def run(self, command: list[str], seconds: float, work: str | None = None) -> tuple[int, str]:
+        """Exit code and what it said. Raises CompileError: it cannot be run, takes too long, or was stopped."""
+        process = self._start(command, work)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, process.pid, 10)
+        try:
+            said, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise CompileError(f"it did not finish within {seconds:g} s") from None
+        finally:
+            self._end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=5)
+        if self._stopped:
+            raise CompileError("the engine closes")
+        return process.returncode, said
+
+    def _start(self, command: list[str], work: str | None) -> subprocess.Popen[str]:
+        with self._lock:
+            if self._stopped:
+                raise CompileError("the engine closes")
+            try:
+                self._process = subprocess.Popen(
+                    command, cwd=work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    text=True, errors="replace", env={**os.environ, "LC_ALL": "C"}, start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise CompileError(f"it cannot be run: {error}; {INSTALL_HINT}") from error
+            return self._process
+
+    def _end(self) -> None:
+        """With all its children: cc is only the one that waits for the others."""
+        with self._lock:
+            if self._process is not None and self._process.returncode is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._end()
+
+
+def find_compiler(environ: Mapping[str, str] | None = None) -> list[str]:
     """CC, then cc, gcc, clang. Raises CompileError with what to install."""
-    chosen = (os.environ if environ is None else environ).get("CC")
+    environ = os.environ if environ is None else environ
+    path, chosen = environ.get("PATH", ""), environ.get("CC", "").strip()
     if chosen:
-        command = shlex.split(chosen)
-        if not shutil.which(command[0]):
+        try:
+            command = shlex.split(chosen)
+        except ValueError as error:
+            raise CompileError(f"CC={chosen!r} is no command ({error}); {INSTALL_HINT}") from None
+        if not command or not shutil.which(command[0], path=path):
             raise CompileError(f"CC={chosen!r} is not a program here; {INSTALL_HINT}")
         return command
     for name in ("cc", "gcc", "clang"):
-        path = shutil.which(name)
-        if path:
-            return [path]
+        found = shutil.which(name, path=path)
+        if found:
+            return [found]
     raise CompileError(f"no C compiler on this machine; {INSTALL_HINT}")
 
 
 def cache_directory() -> Path:
     """FLEXSTREAM_CACHE, or the user's cache directory; made private. Raises CompileError when it is not ours."""
-    base = os.environ.get("FLEXSTREAM_CACHE") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    directory = Path(base) / "flexstream" / "code"
+    base = os.environ.get("FLEXSTREAM_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    directory = Path(base, "flexstream", "code")
     try:
+        directory = directory.expanduser().absolute()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = directory.stat()
     except (OSError, RuntimeError) as error:
-        raise CompileError(f"the code cache {directory} cannot be used: {error}") from error
+        raise CompileError(f"the code cache {directory} cannot be used: {error}; {_CACHE_HINT}") from error
     if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-        raise CompileError(f"the code cache {directory} is not private: it must be ours with mode 0700")
+        raise CompileError(
+            f"the code cache {directory} is not private: it belongs to user {facts.st_uid} with mode "
+            f"{stat.S_IMODE(facts.st_mode):04o}, it must be user {os.getuid()} with 0700; {_CACHE_HINT}"
+        )
     return directory
 
 
-@cache
-def _identity(command: tuple[str, ...]) -> str:
+_CACHE_HINT = "give another directory in FLEXSTREAM_CACHE"
+
+
+_versions: dict[tuple[str, ...], str] = {}
+
+
+def _identity(command: list[str], limits: Limits, job: Job) -> str:
     """Compiler and processor: what else than the code decides the object."""
-    try:
-        version = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=10).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompileError(f"{command[0]} does not answer: {error}") from error
+    asked = tuple(command)
+    if asked not in _versions:
+        _versions[asked] = _checked(command, ["--version"], limits, job)
     cpu = ""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
-    return version + cpu
+    return _versions[asked] + cpu
 
 
-def compile_code(code: str) -> Compiled:
+def _checked(command: list[str], arguments: list[str], limits: Limits, job: Job, work: str | None = None) -> str:
+    """What the compiler said, when it ended well. Raises CompileError."""
+    cpu_seconds, memory_kib = str(int(limits.seconds) + 1), str(limits.memory_bytes >> 10)
+    full = ["/bin/sh", "-c", _LIMITED, "sh", cpu_seconds, memory_kib, *command, *arguments]
+    try:
+        code, said = job.run(full, limits.seconds, work)
+    except CompileError as error:
+        raise CompileError(f"{command[0]}: {error}") from None
+    if code == 0:
+        return said
+    how = f"signal {-code}" if code < 0 else f"exit {code}"
+    hint = f"; {INSTALL_HINT}" if code in (126, 127) or "No such file" in said else ""
+    raise CompileError(f"{command[0]} failed ({how}): {said.strip()[:500] or 'it said nothing'}{hint}")
+
+
+def compile_code(code: str, limits: Limits | None = None, job: Job | None = None) -> Compiled:
     """The loaded variant of this code, from the cache or compiled now. Raises CompileError."""
     started = time.monotonic()
+    limits, job = limits or Limits(), job or Job()
     command = find_compiler()
     directory = cache_directory()
     header = (INCLUDES / "flexstream_abi.h").read_text()
-    name = hashlib.sha256("\0".join([code, header, _identity(tuple(command)), " ".join(FLAGS)]).encode()).hexdigest()
+    identity = _identity(command, limits, job)
+    name = hashlib.sha256("\0".join([code, header, identity, " ".join([*command, *FLAGS])]).encode()).hexdigest()
     path = directory / f"{name}.so"
-    cached = _is_ours(path)
+    cached = _is_ours(path) and _is_whole(path)
     if not cached:
-        _run_compiler(command, code, path)
-    function = _load(path)
-    return Compiled(function, path, time.monotonic() - started, cached)
+        _build(command, code, path, limits, job)
+    return Compiled(_load(path), path, time.monotonic() - started, cached)
 
 
 def _is_ours(path: Path) -> bool:
@@ -116,33 +204,35 @@ def _is_ours(path: Path) -> bool:
     return stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and not stat.S_IMODE(facts.st_mode) & 0o022
 
 
-def _run_compiler(command: list[str], code: str, path: Path) -> None:
+def _is_whole(path: Path) -> bool:
+    """Does the file end with the digest of what is before? A torn or damaged one is compiled again."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return sealed(content[: -len(SEAL) - 32]) == content
+
+
+def sealed(content: bytes) -> bytes:
+    """An object as it lies in the cache; loaders do not look at what is behind its last section."""
+    return content + SEAL + hashlib.sha256(content).digest()
+
+
+def _build(command: list[str], code: str, path: Path, limits: Limits, job: Job) -> None:
     """Into a file beside, then renamed: a crash leaves nothing half-written under the real name."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as work:
-        source, target = Path(work) / "variant.c", Path(work) / "variant.so"
-        source.write_text(code)
-        full = [*command, *FLAGS, f"-I{INCLUDES}", "-o", str(target), str(source)]
-        try:
-            done = subprocess.run(
-                full, capture_output=True, text=True, timeout=TIME_LIMIT_S, cwd=work, preexec_fn=_limits
-            )
-        except subprocess.TimeoutExpired as error:
-            raise CompileError(f"{command[0]} did not finish within {TIME_LIMIT_S} s") from error
-        except OSError as error:
-            raise CompileError(f"{command[0]} cannot be run: {error}; {INSTALL_HINT}") from error
-        if done.returncode != 0:
-            raise CompileError(f"{command[0]} failed ({done.returncode}): {done.stderr.strip()[:500]}")
-        try:
-            target.chmod(0o600)
-            target.rename(path)
-        except OSError as error:
-            raise CompileError(f"the object cannot be kept: {error}") from error
-
-
-def _limits() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (TIME_LIMIT_S, TIME_LIMIT_S))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    os.nice(10)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-", ignore_cleanup_errors=True) as work:
+            source, target = Path(work) / "variant.c", Path(work) / "variant.so"
+            source.write_text(code)
+            _checked(command, [*FLAGS, f"-I{INCLUDES}", "-o", str(target), str(source)], limits, job, work)
+            if not target.is_file():
+                raise CompileError(f"{command[0]} ended well but made nothing; {INSTALL_HINT}")
+            ready = Path(work) / "sealed.so"
+            ready.touch(mode=0o600)
+            ready.write_bytes(sealed(target.read_bytes()))
+            ready.rename(path)
+    except OSError as error:
+        raise CompileError(f"the code cache {path.parent} cannot be written: {error}; {_CACHE_HINT}") from error
 
 
 _loaded: dict[Path, ctypes.CDLL] = {}
@@ -158,28 +248,43 @@ def _load(path: Path) -> int:
         except (OSError, AttributeError) as error:
             with contextlib.suppress(OSError):
                 path.unlink()
-            raise CompileError(f"the compiled object cannot be loaded: {error}") from error
+            raise CompileError(f"the compiled object cannot be loaded: {error}; {_CACHE_HINT}") from error
+
+
+Outcome = Compiled | CompileError
 
 
 class BackgroundCompiler:
     """Compiles in a thread of its own, which waits for the compiler's process; calls back with the outcome."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits
+        self._job = Job()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="fs-compiler")
 
-    def submit(self, code: str, done: Callable[[Compiled | CompileError], None]) -> None:
-        self._pool.submit(self._work, code, done)
+    def submit(self, code: str | Callable[[], str], done: Callable[[Outcome], None]) -> None:
+        """`done` is called once, whatever happens, from some thread."""
 
-    def _work(self, code: str, done: Callable[[Compiled | CompileError], None]) -> None:
-        outcome: Compiled | CompileError
+        def finished(future: Future[Outcome]) -> None:
+            done(CompileError("the engine closes") if future.cancelled() else future.result())
+
         try:
-            outcome = compile_code(code)
+            future = self._pool.submit(self._work, code)
+        except RuntimeError:  # stopped
+            done(CompileError("the engine closes"))
+        else:
+            future.add_done_callback(finished)
+
+    def _work(self, code: str | Callable[[], str]) -> Outcome:
+        try:
+            return compile_code(code if isinstance(code, str) else code(), self._limits, self._job)
         except CompileError as error:
-            outcome = error
+            return error
         except Exception as error:
             log.exception("compiler_failed")
-            outcome = CompileError(f"unexpected: {error}")
-        done(outcome)
+            return CompileError(f"unexpected: {type(error).__name__}: {error}")
 
     def stop(self) -> None:
+        """Ends a compiler that is at work, and does not wait."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._job.stop()

@@ -97,6 +97,7 @@ ctypedef struct Lane:
     int64_t watermark         # the last one in this connection's log
     uint64_t watermark_ns     # when it was put there
     uint64_t filled_ns        # when the open frame got its place
+    uint64_t unsent_ns        # when the first complete frame that is not sent got its place
     uint64_t frames
     uint64_t sent_bytes
     uint32_t inbox_bytes
@@ -114,5 +115,6 @@ cdef int lane_pump(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil
 cdef void lane_drain(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil
 cdef void lane_break(Lane* lane, int fault) noexcept nogil
 cdef int64_t lane_attach(Lane* lane, Pool* pool, const Shape* shape, int fd, uint64_t wanted) noexcept nogil
+cdef uint32_t lane_unsent_slots(Lane* lane, const Shape* shape) noexcept nogil
 cdef bint lane_unsent(Lane* lane, const Shape* shape) noexcept nogil
 cdef uint64_t lane_open_rows(Lane* lane, Cursor* cursor, const Shape* shape) noexcept nogil

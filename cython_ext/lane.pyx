@@ -3,7 +3,7 @@
 from libc.errno cimport EAGAIN, EINTR, EPROTO, errno
 from libc.stdint cimport INT64_MIN
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy, memmove, memset
 from posix.unistd cimport close
 
 from flexstream.cython_ext.crc32c cimport crc32c_update
@@ -18,9 +18,16 @@ cdef extern from "<sys/mman.h>" nogil:
 
 cdef enum:
     CHUNK_BYTES = 2097152
+    MOST_SLOTS = 8            # in one system call
 
 cdef extern from "<sys/socket.h>" nogil:
-    ssize_t c_send "send"(int fd, const void* data, size_t n, int flags)
+    struct iovec:
+        void* iov_base
+        size_t iov_len
+    struct msghdr:
+        iovec* msg_iov
+        size_t msg_iovlen
+    ssize_t sendmsg(int fd, const msghdr* message, int flags)
     ssize_t c_recv "recv"(int fd, void* data, size_t n, int flags)
     int MSG_NOSIGNAL
     int MSG_DONTWAIT
@@ -141,6 +148,8 @@ cdef void lane_close_frame(Lane* lane, Cursor* cursor, const Shape* shape) noexc
     if payload == 0:
         return
     rows = payload // shape.row_bytes
+    if not lane_unsent(lane, shape):
+        lane.unsent_ns = lane.filled_ns
     write_header(header, lane, shape, TYPE_DATA, payload, rows, lane.next_row + <uint64_t>lane.base)
     slot.length += HEADER_BYTES + payload
     lane.next_row += rows
@@ -189,21 +198,61 @@ cdef bint lane_unsent(Lane* lane, const Shape* shape) noexcept nogil:
     return lane.next_send != lane.tail - 1 or slot.sent != slot.length
 
 
-cdef int lane_pump(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
-    """Hands complete frames to the kernel until it takes no more."""
+cdef uint32_t lane_unsent_slots(Lane* lane, const Shape* shape) noexcept nogil:
+    cdef Slot* slot = &lane.slots[lane.next_send % shape.ring]
+    return lane.tail - lane.next_send - (lane.next_send != lane.tail and slot.sent == slot.length)
+
+
+cdef size_t gather(Lane* lane, const Shape* shape, iovec* pieces) noexcept nogil:
+    """The unsent bytes of the next slots, as many as fit in one call."""
+    cdef uint32_t index = lane.next_send
+    cdef size_t n = 0
     cdef Slot* slot
+    while index != lane.tail and n < MOST_SLOTS:
+        slot = &lane.slots[index % shape.ring]
+        if slot.sent != slot.length:
+            pieces[n].iov_base = slot.bytes + slot.sent
+            pieces[n].iov_len = slot.length - slot.sent
+            n += 1
+        index += 1
+    return n
+
+
+cdef void advance(Lane* lane, const Shape* shape, uint32_t n) noexcept nogil:
+    """The kernel took `n` bytes: next_send is the slot with the first one that it did not take, or the current."""
+    cdef Slot* slot
+    cdef uint32_t part
+    lane.sent_bytes += n
+    while True:
+        slot = &lane.slots[lane.next_send % shape.ring]
+        part = slot.length - slot.sent
+        part = n if n < part else part
+        slot.sent += part
+        n -= part
+        if slot.sent != slot.length:
+            return
+        if not shape.acks:
+            lane.acked = slot.end_row
+        if lane.next_send == lane.tail - 1:
+            return
+        lane.next_send += 1
+
+
+cdef int lane_pump(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
+    """Hands complete frames to the kernel until it takes no more: one system call if it takes them all."""
+    cdef iovec pieces[MOST_SLOTS]
+    cdef msghdr message
     cdef ssize_t n
     cdef int fault
     if lane.fd < 0:
         return PUMP_AWAY
-    while lane.next_send != lane.tail:
-        slot = &lane.slots[lane.next_send % shape.ring]
-        if slot.sent == slot.length:
-            if lane.next_send == lane.tail - 1:
-                break
-            lane.next_send += 1
-            continue
-        n = c_send(lane.fd, slot.bytes + slot.sent, slot.length - slot.sent, MSG_NOSIGNAL | MSG_DONTWAIT)
+    memset(&message, 0, sizeof(message))
+    message.msg_iov = pieces
+    while True:
+        message.msg_iovlen = gather(lane, shape, pieces)
+        if message.msg_iovlen == 0:
+            break
+        n = sendmsg(lane.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
         if n < 0:
             if errno == EINTR:
                 continue
@@ -214,10 +263,7 @@ cdef int lane_pump(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
             if lane.fd >= 0:
                 lane_break(lane, fault)
             return PUMP_AWAY
-        slot.sent += <uint32_t>n
-        lane.sent_bytes += <uint64_t>n
-        if not shape.acks and slot.sent == slot.length:
-            lane.acked = slot.end_row
+        advance(lane, shape, <uint32_t>n)
     lane.eos_sent = lane.ending
     if not shape.acks:
         release(lane, pool, shape)

@@ -203,7 +203,7 @@ cdef class Lanes:
             if cursor.at == NULL:
                 self.mark(g, now)
             if lane.fd >= 0:
-                if lane_unsent(lane, &self.shape):
+                if lane_unsent(lane, &self.shape) and (cursor.at == NULL or now - lane.unsent_ns >= self.linger_ns):
                     lane_pump(lane, &self.pool, &self.shape)
                 if drain and lane.fd >= 0:
                     lane_drain(lane, &self.pool, &self.shape)

@@ -19,6 +19,7 @@ cdef class Sender(Lanes):
     cdef scatter_fn scatter
     cdef scatter_hash_fn hash_longs
     cdef size_t block_rows
+    cdef uint32_t send_frames      # complete frames that a caller hands to the kernel at once
     cdef uint32_t* hashes          # one block
     cdef uint16_t* ids             # one block
     cdef pollfd* polls             # groups

@@ -6,7 +6,6 @@ from libc.stdlib cimport calloc, free, malloc
 
 from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_load_relaxed
 from flexstream.cython_ext.lane cimport (
-    LANE_OPEN,
     LANE_UNOPENED,
     PUMP_AWAY,
     Lane,
@@ -15,6 +14,7 @@ from flexstream.cython_ext.lane cimport (
     lane_open_frame,
     lane_pump,
     lane_unsent,
+    lane_unsent_slots,
 )
 from flexstream.cython_ext.lanes cimport POLLIN, POLLOUT, SERVE_BROKEN, SERVE_WANTED, c_poll, now_ns
 from flexstream.cython_ext.murmur3 cimport KEY_LONG, KeyHasher, key_hash
@@ -43,7 +43,7 @@ cdef class Sender(Lanes):
     """The lanes of one session and the way into them. Made by `flexstream.client`; not for applications."""
 
     def __cinit__(self, KeyHasher key not None, *, groups, row_bytes, time_offset, auto_watermark=True,
-                  max_disorder=0, **others):
+                  max_disorder=0, send_frames=1, **others):
         if key.spec.end > <uint32_t>row_bytes or time_offset + 8 > row_bytes:
             raise ValueError(f"key and time do not lie in a row of {row_bytes} bytes")
         self.key = key.spec
@@ -55,6 +55,7 @@ cdef class Sender(Lanes):
         self.time_offset = time_offset
         self.auto_watermark = auto_watermark
         self.max_disorder = max_disorder
+        self.send_frames = send_frames
         self.call_time = INT64_MIN
         self.polls = <pollfd*>calloc(groups, sizeof(pollfd))
         self.hashes = <uint32_t*>malloc(self.block_rows * sizeof(uint32_t))
@@ -86,10 +87,13 @@ cdef class Sender(Lanes):
             self.bits[group >> 3] |= <unsigned char>(1 << (group & 7))
         else:
             self.mark(group, now)
-            if lane_pump(lane, &self.pool, &self.shape) == PUMP_AWAY and lane.state != LANE_OPEN:
-                self.need(SERVE_WANTED if lane.state == LANE_UNOPENED else SERVE_BROKEN)
-            if self.shape.acks and lane.tail - lane.head >= 2:
-                lane_drain(lane, &self.pool, &self.shape)
+            # Two frames in one call cost little more than one: the kernel makes one packet of them, and the receiver
+            # wakes once. Linger bounds the wait. The acknowledgement of the frames before has had time to come.
+            if lane.fd < 0 or lane_unsent_slots(lane, &self.shape) >= self.send_frames:
+                if self.shape.acks:
+                    lane_drain(lane, &self.pool, &self.shape)
+                if lane_pump(lane, &self.pool, &self.shape) == PUMP_AWAY:
+                    self.need(SERVE_WANTED if lane.state == LANE_UNOPENED else SERVE_BROKEN)
         return lane_open_frame(lane, &self.cursors[group], &self.pool, &self.shape, now)
 
     cdef void wait_room(self, uint32_t group, int timeout_ms) noexcept nogil:

@@ -4,13 +4,13 @@ import os
 import threading
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t, uint8_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.allocator cimport Allocator
 from flexstream.cython_ext.arena cimport arena_destroy, arena_init
-from flexstream.cython_ext.blocks cimport Block, block_rows, output_destroy, output_init, output_return
+from flexstream.cython_ext.blocks cimport Block, block_rows, output_return
 from flexstream.cython_ext.includes.linux cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, POLLIN, close, epoll_create1, epoll_ctl,
     epoll_event, eventfd, poll, pollfd, pthread_create, pthread_join, pthread_setname_np, pthread_t, read, write,
@@ -23,11 +23,13 @@ from flexstream.cython_ext.messages cimport (
     MARKER_SEEN, PING, PONG, QUERY_GONE, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE, SESSION_END,
     SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK,
 )
-from flexstream.cython_ext.murmur3 cimport KeyHasher
-from flexstream.cython_ext.panes cimport Query, first_open_end
-from flexstream.cython_ext.program cimport BATCH, Scratch
+from flexstream.cython_ext.panes cimport Query
+from flexstream.cython_ext.program cimport Scratch
 from flexstream.cython_ext.queries cimport QueryState
-from flexstream.cython_ext.ring cimport Message, Ring, ring_empty, ring_free, ring_free_slots, ring_init, ring_pop, ring_push
+from flexstream.cython_ext.ring cimport (
+    Message, Ring, ring_empty, ring_free, ring_free_slots, ring_init, ring_pop, ring_push,
+)
+from flexstream.cython_ext.streams cimport StreamHandle, zeroed
 from flexstream.cython_ext.worker_loop cimport worker_main
 
 cdef enum:
@@ -43,13 +45,6 @@ cdef void free_connection(Connection *connection) noexcept:
     free(connection)
 
 
-cdef void *zeroed(size_t n) except NULL:
-    cdef void *memory = calloc(n if n else 1, 1)
-    if memory == NULL:
-        raise MemoryError(f"no memory for {n} bytes of worker state")
-    return memory
-
-
 cdef Message order(uint32_t kind, uint32_t stream, uint32_t slot, int64_t value, void *ptr) noexcept:
     cdef Message message
     memset(&message, 0, sizeof(message))
@@ -59,98 +54,6 @@ cdef Message order(uint32_t kind, uint32_t stream, uint32_t slot, int64_t value,
     message.value = value
     message.ptr = ptr
     return message
-
-
-cdef class StreamHandle:
-    """A stream's state on one worker. Lent to the worker's thread for good; freed when that has ended."""
-
-    cdef StreamState *state
-    cdef readonly object stream
-    cdef readonly int index
-
-    def __cinit__(self, stream, int index, list placement, int worker, int max_sessions, int batch_bytes):
-        cdef KeyHasher hasher = stream.key_hasher
-        cdef uint32_t groups = len(placement)
-        cdef size_t cells = <size_t> groups * max_sessions
-        cdef uint32_t g
-        self.stream = stream
-        self.index = index
-        self.state = <StreamState *> zeroed(sizeof(StreamState))
-        self.state.index = index
-        self.state.groups = groups
-        self.state.row_bytes = stream.schema.row_bytes
-        self.state.batch_rows = max(8, min(<int> BATCH, batch_bytes // <int> self.state.row_bytes))
-        self.state.max_sessions = max_sessions
-        self.state.key = hasher.spec
-        self.state.owned = <uint8_t *> zeroed(groups)
-        self.state.watermark = <int64_t *> zeroed(groups * 8)
-        self.state.session_watermark = <int64_t *> zeroed(cells * 8)
-        self.state.next_row = <uint64_t *> zeroed(cells * 8)
-        self.state.connection = <Connection **> zeroed(cells * 8)
-        self.state.session_state = <uint8_t *> zeroed(max_sessions)
-        self.state.ended_groups = <uint32_t *> zeroed(max_sessions * 4)
-        self.state.session_done = <uint8_t *> zeroed(max_sessions)
-        self.state.seen_ns = <uint64_t *> zeroed(max_sessions * 8)
-        self.state.group_rows = <uint64_t *> zeroed(groups * 8)
-        for g in range(groups):
-            self.state.watermark[g] = INT64_MIN
-            if placement[g] == worker:
-                self.state.owned[g] = 1
-                self.state.n_owned += 1
-
-    def __dealloc__(self):
-        if self.state != NULL:
-            free(self.state.owned)
-            free(self.state.watermark)
-            free(self.state.session_watermark)
-            free(self.state.next_row)
-            free(self.state.connection)
-            free(self.state.session_state)
-            free(self.state.ended_groups)
-            free(self.state.session_done)
-            free(self.state.seen_ns)
-            free(self.state.group_rows)
-            free(self.state)
-
-    def counters(self):
-        cdef uint32_t g
-        return {
-            "received": fs_load_relaxed(&self.state.received),
-            "applied": fs_load_relaxed(&self.state.applied),
-            "late": fs_load_relaxed(&self.state.late),
-            "rejected": fs_load_relaxed(&self.state.rejected),
-            "groups": [fs_load_relaxed(&self.state.group_rows[g]) for g in range(self.state.groups)],
-        }
-
-    def watermarks(self):
-        """{group: watermark} of the groups that this worker owns and that have one."""
-        cdef uint32_t g
-        cdef int64_t watermark
-        found = {}
-        for g in range(self.state.groups):
-            watermark = <int64_t> fs_load_relaxed(<uint64_t *> &self.state.watermark[g])
-            if self.state.owned[g] and watermark != INT64_MIN:
-                found[g] = watermark
-        return found
-
-    def session_watermark(self, int slot):
-        """The least watermark of the session over this worker's groups; None: it has sent none yet."""
-        cdef uint32_t g
-        cdef int64_t least = INT64_MAX
-        cdef int64_t watermark
-        for g in range(self.state.groups):
-            if self.state.owned[g]:
-                watermark = <int64_t> fs_load_relaxed(
-                    <uint64_t *> &self.state.session_watermark[<size_t> g * self.state.max_sessions + slot])
-                least = min(least, watermark)
-        return None if least == INT64_MIN else least
-
-    def seen_ns(self, int slot):
-        return fs_load_relaxed(&self.state.seen_ns[slot])
-
-    def next_row(self, int slot, int group):
-        """Only when the worker has ended or at a quiescent point."""
-        return self.state.next_row[<size_t> group * self.state.max_sessions + slot]
 
 
 cdef class Worker:

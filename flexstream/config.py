@@ -27,7 +27,7 @@ DATA_PORT = 7400
 CONTROL_PORT = 7401
 # Variables with our prefix that other parts read: not settings of the daemon, and not mistakes.
 OTHER_VARIABLES = frozenset(
-    PREFIX + name for name in ("CONFIG", "URL", "DEBUG", "SANITIZE", "ANNOTATE", "EXT", "SEED", "QUIET")
+    PREFIX + name for name in ("CONFIG", "URL", "DEBUG", "SANITIZE", "ANNOTATE", "EXT", "SEED", "QUIET", "CACHE")
 )
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "kb": 1000, "m": 1 << 20, "mib": 1 << 20, "mb": 10**6,
           "g": 1 << 30, "gib": 1 << 30, "gb": 10**9, "t": 1 << 40, "tib": 1 << 40, "tb": 10**12}  # fmt: skip
@@ -48,6 +48,7 @@ class Config:
     busy_poll: bool
     frame_bytes: int
     state_memory_bytes: int | None
+    compile: str
     idle_timeout_s: float
     session_timeout_s: float
     hello_timeout_s: float
@@ -70,7 +71,7 @@ class Config:
         names = (
             "workers groups data_dir nic pin busy_poll frame_bytes idle_timeout_s session_timeout_s"
             " hello_timeout_s max_pending_hello max_sessions expected_producers retention_bytes"
-            " retention_s token"
+            " retention_s token compile"
         )
         arguments = {name: getattr(self, name) for name in names.split()}
         arguments["listen"] = join_address(*self.data)
@@ -277,6 +278,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("busy_poll", _flag, False, "spin instead of sleep: lower latency, a full core per worker"),
         Setting("frame_bytes", _frame_bytes, 32768, "size of a receive block, and of a frame"),
         Setting("state_memory_bytes", _optional(_size), None, "bound on window state"),
+        Setting("compile", _choice("auto", "off", "require"), "auto", "queries to native code: auto, off or require"),
         Setting("idle_timeout_s", _seconds, 30.0, "after this long a silent producer stops holding windows"),
         Setting("session_timeout_s", _seconds, 60.0, "how long a broken producer may take to come back"),
         Setting("hello_timeout_s", _seconds, 5.0, "how long a connection may take to say HELLO"),

@@ -34,6 +34,7 @@ from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
 from flexstream.nic.user import UserNic
 from flexstream.query import Query
+from flexstream.reading import read_log
 from flexstream.result_rows import LateRows, ResultRows
 from flexstream.running import RunningQuery, RunningStream
 from flexstream.sessions import StreamSessions
@@ -325,13 +326,13 @@ class Engine:
     ) -> Iterator[pa.RecordBatch]:
         """The query's results from `offset` on. Ends with what is there, or with `follow` when the query is
         cancelled, the engine closes, or nothing comes for `timeout` seconds."""
-        return _read(self.result_log(name), offset, follow, timeout)
+        return read_log(self.result_log(name), offset, follow, timeout)
 
     def late(
         self, name: str, offset: int = 0, *, follow: bool = False, timeout: float | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Rows that came too late for the query: the stream's fields and the watermark that had passed."""
-        return _read(self._running(name).late_log, offset, follow, timeout)
+        return read_log(self._running(name).late_log, offset, follow, timeout)
 
     def on_results(self, name: str, callback: Callable[[pa.RecordBatch], None]) -> None:
         """Call back with every batch of new results, after it is in the log. A slow callback slows the engine."""
@@ -486,20 +487,3 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineError("the engine is closed", code="closed")
-
-
-def _read(
-    log: ResultLog, offset: int, follow: bool, timeout: float | None
-) -> Iterator[pa.RecordBatch]:
-    quiet_since = time.monotonic()
-    while True:
-        batches = log.read(offset)
-        for batch in batches:
-            offset += batch.num_rows
-            yield batch
-        if batches:
-            quiet_since = time.monotonic()
-        elif not follow or log.closed or (timeout is not None and time.monotonic() - quiet_since >= timeout):
-            return
-        else:
-            log.wait(offset, 0.2)

@@ -409,8 +409,20 @@ class Query:
         except (ValueError, TypeError, RecursionError) as error:
             raise QueryError(f"query is not valid JSON for a plan: {error}", code="bad_query") from error
 
-    def explain(self) -> str:
-        """The plan for people, one line per step."""
+    def explain(self, what: str = "plan") -> str:
+        """The "plan" for people, one line per step, or the "code": the C that is compiled for it.
+
+        Raises QueryError: `what` is neither, or it is the code of a query that could not be submitted.
+        """
+        if what == "code":
+            from flexstream.cython_ext.codegen import generate
+            from flexstream.cython_ext.lowering import lower
+
+            bound = self.bound()
+            lower(bound)  # refuses what would not run
+            return generate(bound)
+        if what != "plan":
+            raise QueryError(f"explain({what!r}): there is no such view", code="bad_view", hint="'plan' or 'code'")
         stream = self.stream
         lines = [
             f"query {self.name}",

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
-from flexstream.cython_ext.compiler import BackgroundCompiler, Compiled, CompileError
+from flexstream.cython_ext.compiler import BackgroundCompiler, Compiled, Limits, Outcome
 from flexstream.running import RunningQuery
 
 
 class Variants:
     """`mode`: "auto" compiles in the background, "off" does not, "require" waits for it."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, limits: Limits | None = None) -> None:
         self._mode = mode
-        self._compiler = BackgroundCompiler()
+        self._compiler = BackgroundCompiler(limits)
 
-    def start(self, running: RunningQuery, code: str) -> bool:
-        """Begin to compile. False: a compiled variant is required, and there is none (`variant_reason`)."""
+    def start(self, running: RunningQuery, code: str | Callable[[], str]) -> bool:
+        """Begin to compile (`code` may be what makes it). False: a compiled variant is required, and there is
+        none (`variant_reason`)."""
         if self._mode == "off":
             running.variant_reason = "compile is off"
             return True
         running.variant_reason = "compiling"
         ready = threading.Event()
 
-        def done(outcome: Compiled | CompileError) -> None:
+        def done(outcome: Outcome) -> None:
             _use(running, outcome)
             ready.set()
 
@@ -37,7 +39,7 @@ class Variants:
         self._compiler.stop()
 
 
-def _use(running: RunningQuery, outcome: Compiled | CompileError) -> None:
+def _use(running: RunningQuery, outcome: Outcome) -> None:
     """Each worker switches by itself, at its next batch."""
     if isinstance(outcome, Compiled):
         for state in running.states:

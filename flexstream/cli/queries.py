@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -45,12 +45,19 @@ def show(
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
+    code: Annotated[bool, typer.Option("--code", help="Print the C that is compiled for it, nothing else.")] = False,
 ) -> None:
-    """One query: its plan in words, its counters, its result log.
+    """One query: its plan in words, its variant and how it came to it, its counters, its result log.
 
-    Example: flexstream queries show ysb
+    Example: flexstream queries show ysb --code
     """
     reply = connect(url, token_file).get(f"/v1/queries/{quote(name, safe='')}")
+    if code:
+        from flexstream.query import Query
+
+        text = Query.from_dict(reply["plan"]).explain("code")
+        emit({"name": reply["name"], "code": text}) if as_json else say(text.rstrip())
+        return
     if as_json:
         emit(reply)
         return
@@ -58,13 +65,27 @@ def show(
     rejected = sum((reply.get("rejected") or {}).values())
     log = reply.get("log") or {}
     say(
-        f"state {reply.get('state', '?')}, variant {reply.get('variant', '?')}: {reply.get('rows', 0)} rows, "
+        f"state {reply.get('state', '?')}: {reply.get('rows', 0)} rows, "
         f"{reply.get('filtered', 0)} filtered, {reply.get('late', 0)} late, {rejected} rejected"
     )
     say(
         f"{reply.get('windows_fired', 0)} windows fired, {reply.get('open_windows', 0)} open, "
         f"results {log.get('first_offset', 0)} to {log.get('next_offset', 0)}"
     )
+    for line in _variant(reply):
+        say(line)
     for what in (reply.get("error"), log.get("error")):
         if what:
             say(f"error: {what}")
+
+
+def _variant(reply: dict[str, Any]) -> list[str]:
+    """Which variant runs, why not the compiled one, and what happened so far."""
+    reason = reply.get("variant_reason")
+    lines = [
+        f"variant {reply.get('variant', '?')}{f' ({reason})' if reason else ''}, "
+        f"{reply.get('compiled_rows', 0)} rows by compiled code"
+    ]
+    for entry in reply.get("history") or []:
+        lines.append(f"  after {entry.get('after_s', 0):.3f} s: {entry.get('variant')}, {entry.get('reason')}")
+    return lines

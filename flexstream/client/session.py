@@ -137,6 +137,7 @@ class Session:
         rows = max(rows, 1)
         unit_ns = self.stream.unit_ns
         disorder = self.stream.max_disorder if s.max_disorder_ns is None else -(-s.max_disorder_ns // unit_ns)
+        self._hello = replace(self._hello, ack_bytes=int(os.environ.get("FA","2"))*rows*row_bytes)
         return Sender(
             self.stream.key_hasher,
             groups=self.groups,
@@ -147,6 +148,7 @@ class Session:
             linger_ns=int(s.linger_ms * 1e6),
             crc=self._hello.crc,
             acks=s.replay_bytes > 0,
+            send_frames=int(os.environ.get("FS","2")),
             auto_watermark=not s.explicit_watermark,
             max_disorder=disorder,
         )

@@ -1,0 +1,195 @@
+"""The balancer over simulated time: quick when it matters, still when it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flexstream.errors import ConfigError
+from flexstream.nic.balancer import Balancer, BalancerConfig, Decision, Limits, Verdict
+from numpy.typing import NDArray
+
+GROUPS = 128
+
+
+class Simulation:
+    """Poisson rows at fixed shares; workers of equal speed; what they cannot do waits, per group."""
+
+    def __init__(
+        self, shares: NDArray[np.float64], workers: int, *, rows_per_s: float, speed: float, seed: int,
+        config: BalancerConfig | None = None,
+    ) -> None:  # fmt: skip
+        self.random = np.random.default_rng(seed)
+        self.shares = shares / shares.sum()
+        self.limits = Limits(workers)
+        self.rate = rows_per_s
+        self.speed = speed  # rows a second that one worker can do
+        self.placement = [group % workers for group in range(len(shares))]
+        self.waiting = np.zeros(len(shares))
+        self.balancer = Balancer(len(shares), config or BalancerConfig())
+        self.now = 0.0
+        self.last = 0.0
+
+    def step(self) -> Decision:
+        """Time goes on to the next tick; its moves are carried out at once."""
+        self.now = max(self.now, self.balancer.next_at_s)
+        elapsed = self.now - self.last
+        self.last = self.now
+        backlog = self.waiting + self.random.poisson(self.shares * self.rate * elapsed)
+        done = np.zeros(len(backlog))
+        for worker in range(self.limits.workers):
+            mine = np.array(self.placement) == worker
+            total = backlog[mine].sum()
+            done[mine] = backlog[mine] * min(1.0, self.speed * elapsed / total if total else 1.0)
+        self.waiting = backlog - done
+        decision = self.balancer.tick(self.now, done, self.waiting, self.placement, self.limits)
+        for group, source, target in decision.moves:
+            assert self.placement[group] == source
+            self.placement[group] = target
+        return decision
+
+    def run(self, seconds: float) -> list[Decision]:
+        end, decisions = self.now + seconds, []
+        while self.now < end:
+            decisions.append(self.step())
+        return decisions
+
+    def imbalance(self) -> float:
+        loads = np.bincount(self.placement, self.shares, self.limits.workers) * self.limits.workers * 100
+        return float(np.abs(loads - 100).max())
+
+
+def zipf(exponent: float, seed: int) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).permutation(1.0 / np.arange(1, GROUPS + 1) ** exponent)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 24])
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
+def test_stationary_noise_settles_and_then_nothing_moves(workers: int, exponent: float, seed: int) -> None:
+    simulation = Simulation(zipf(exponent, seed), workers, rows_per_s=2e6, speed=2e6, seed=seed)
+    simulation.run(5.0)
+    after = simulation.run(120.0)
+    assert sum(len(decision.moves) for decision in after) == 0
+
+
+@pytest.mark.parametrize("exponent", [0.2, 0.6, 1.0])
+def test_zipf_load_is_balanced_within_a_second(exponent: float, seed: int) -> None:
+    simulation = Simulation(zipf(exponent, seed), 4, rows_per_s=2e6, speed=2e6, seed=seed)
+    simulation.placement = [0] * GROUPS
+    simulation.run(1.0)
+    assert simulation.imbalance() < 10.0
+
+
+def test_a_sudden_skew_under_overload_is_gone_in_a_few_short_ticks(seed: int) -> None:
+    simulation = Simulation(np.ones(GROUPS), 2, rows_per_s=1e6, speed=7e5, seed=seed)
+    simulation.run(3.0)
+    simulation.shares = np.where(np.arange(GROUPS) % 2 == 0, 0.8, 0.2) / 64
+    simulation.now += 0.01
+    simulation.balancer.alarm(simulation.now)
+    simulation.now = simulation.balancer.next_at_s
+    simulation.run(0.2)
+    assert simulation.imbalance() < 10.0
+
+
+def ready(**options: object) -> Balancer:
+    return Balancer(4, BalancerConfig(**options))  # type: ignore[arg-type]
+
+
+SKEWED, ZERO = [4000.0, 4000.0, 0.0, 0.0], [0.0] * 4
+EVEN = [2000.0] * 4
+
+
+def test_an_imbalance_is_confirmed_before_anything_moves_and_then_cools_down() -> None:
+    balancer = ready(cool_down_s=0.5, group_cool_down_s=0.0)
+    verdicts = []
+    for at in (0.0, 0.01, 0.02):
+        verdicts.append(balancer.tick(at, SKEWED, ZERO, [0, 0, 1, 1], Limits(2)).verdict)
+    assert verdicts == [Verdict.CONFIRMING, Verdict.MOVE, Verdict.COOLING_DOWN]
+    assert balancer.tick(0.6, SKEWED, ZERO, [0, 0, 1, 1], Limits(2)).verdict is Verdict.MOVE
+
+
+def test_a_group_that_moved_rests() -> None:
+    balancer = ready(confirm_ticks=1, cool_down_s=0.0, group_cool_down_s=1.0)
+    moved = {group for group, _, _ in balancer.tick(0.0, SKEWED, ZERO, [0, 0, 1, 1], Limits(2)).moves}
+    assert moved
+    again = balancer.tick(0.5, SKEWED, ZERO, [0, 0, 1, 1], Limits(2))
+    assert not moved & {group for group, _, _ in again.moves}
+    assert moved & {group for group, _, _ in balancer.tick(1.5, SKEWED, ZERO, [0, 0, 1, 1], Limits(2)).moves}
+
+
+def test_ticks_slow_down_in_balance_and_quicken_under_imbalance_and_alarm() -> None:
+    balancer = ready()
+    now, gaps = 0.0, []
+    for _ in range(10):
+        gaps.append(balancer.tick(now, EVEN, ZERO, [0, 0, 1, 1], Limits(2)).next_tick_s)
+        now = balancer.next_at_s
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == pytest.approx(1.0)
+    balancer.alarm(now - 0.9)
+    assert balancer.due(now - 0.9)
+    assert balancer.tick(now, SKEWED, ZERO, [0, 0, 1, 1], Limits(2)).next_tick_s == pytest.approx(0.01)
+
+
+def test_off_shows_the_plan_and_moves_nothing() -> None:
+    balancer = ready(confirm_ticks=1)
+    balancer.enabled = False
+    decision = balancer.tick(0.0, SKEWED, ZERO, [0, 0, 1, 1], Limits(2))
+    assert decision.verdict is Verdict.OFF
+    assert decision.moves == []
+    assert decision.plan.moves
+
+
+def test_a_draining_worker_is_emptied_at_once_even_while_cooling_down() -> None:
+    balancer = ready(confirm_ticks=1, cool_down_s=9.0, group_cool_down_s=9.0)
+    placement = [0, 0, 1, 1]
+    for group, _, target in balancer.tick(0.0, SKEWED, ZERO, placement, Limits(2)).moves:
+        placement[group] = target
+    decision = balancer.tick(0.01, SKEWED, ZERO, placement, Limits(2, inactive=frozenset({1})))
+    assert decision.verdict is Verdict.MOVE
+    assert {group for group, _, _ in decision.moves} == {g for g in range(4) if placement[g] == 1}
+
+
+def test_a_little_backlog_is_jitter_and_much_of_it_is_a_signal() -> None:
+    for waiting, used in (([30.0, 0.0, 0.0, 0.0], False), ([3000.0, 0.0, 0.0, 0.0], True)):
+        balancer = ready()
+        balancer.tick(0.0, EVEN, ZERO, [0, 0, 1, 1], Limits(2))
+        decision = balancer.tick(0.01, EVEN, waiting, [0, 0, 1, 1], Limits(2))
+        assert decision.accumulation_used is used
+
+
+def test_few_rows_prove_nothing() -> None:
+    balancer = ready()
+    assert balancer.tick(0.0, [3.0, 2.0, 0.0, 0.0], ZERO, [0, 0, 1, 1], Limits(2)).verdict is Verdict.QUIET
+    assert balancer.tick(1.0, ZERO, ZERO, [0, 0, 1, 1], Limits(2)).verdict is Verdict.QUIET
+
+
+def test_history_is_bounded_and_has_the_numbers() -> None:
+    balancer = ready(history=8, confirm_ticks=1, cool_down_s=0.0, group_cool_down_s=0.0)
+    for index in range(50):
+        rows = SKEWED if index % 2 else EVEN
+        balancer.tick(float(index), rows, ZERO, [0, 0, 1, 1], Limits(2))
+    assert len(balancer.history) == 8
+    entry = next(d for d in balancer.history if d.verdict is Verdict.MOVE).to_dict()
+    assert entry["moves"]
+    assert entry["objective_before"] > entry["objective_after"]
+    assert entry["worker_percent"] == pytest.approx([200.0, 0.0])
+
+
+def test_equal_verdicts_in_a_row_are_one_entry() -> None:
+    balancer = ready()
+    for index in range(5):
+        balancer.tick(float(index), EVEN, ZERO, [0, 0, 1, 1], Limits(2))
+    assert [decision.repeated for decision in balancer.history] == [5]
+
+
+def test_bad_input_is_refused_and_forgotten() -> None:
+    balancer = ready()
+    balancer.tick(1.0, EVEN, ZERO, [0, 0, 1, 1], Limits(2))
+    with pytest.raises(ConfigError, match="clock went back"):
+        balancer.tick(0.5, EVEN, ZERO, [0, 0, 1, 1], Limits(2))
+    with pytest.raises(ConfigError, match="waiting of group 2 is nan"):
+        balancer.tick(2.0, EVEN, [0.0, 0.0, float("nan"), 0.0], [0, 0, 1, 1], Limits(2))
+    with pytest.raises(ConfigError, match="has 4 groups"):
+        balancer.tick(2.0, [1.0], [0.0], [0], Limits(2))
+    with pytest.raises(ConfigError, match="ticks from"):
+        BalancerConfig(min_tick_s=2.0)
+    assert balancer.tick(2.0, EVEN, ZERO, [0, 0, 1, 1], Limits(2)).verdict is Verdict.IN_BAND

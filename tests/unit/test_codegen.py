@@ -1,0 +1,371 @@
+"""Generated C: what it holds, that a query's names and constants never become code, that compilers have no complaint."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flexstream as fs
+from flexstream import col, lit
+from flexstream.cython_ext.codegen import comment, generate
+from flexstream.cython_ext.compiler import INCLUDES
+from flexstream.cython_ext.lowering import FOLDS, KEY_FORMS, lower
+from flexstream.testing.ysb import YSB_QUERY
+from tests.property.checks import random_query, random_stream
+
+COMMENT = re.compile(r"/\*.*?\*/", re.S)
+WORDS = set(
+    "include flexstream_abi h const double int64_t uint32_t uint64_t size_t unsigned char for while if goto continue "
+    "return stop rows row n m k i selected view pane start end entries mask shift filtered overflow dropped time key at "
+    "entry memcpy memcmp INT64_C UINT64_C INT64_MIN FS_GOLDEN FS_ABI_BATCH fs_view fs_pane_view fs_variant_run "
+    "__builtin_add_overflow __builtin_sub_overflow __builtin_mul_overflow __builtin_fabs fs_real fs_eq fs_lt fs_hash_words "
+    "fs_key_f32 fs_key_f64 fs_add_real fs_add_deviation 0x1p63".split()
+    + [f"fs_get_{kind}" for kind in "i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 bool".split()]
+)  # fmt: skip
+WIDE = fs.Stream(
+    "wide",
+    {
+        "t": "timestamp[ms]", "k": "bytes[9]", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "u8": "u8",
+        "u16": "u16", "u32": "u32", "u64": "u64", "f32": "f32", "f64": "f64", "on": "bool", "off": "bool",
+        "b1": "bytes[1]", "b2": "bytes[2]", "b4": "bytes[4]", "b8": "bytes[8]", "b40": "bytes[40]", "c40": "bytes[40]",
+        "at": "timestamp[us]",
+    },
+    key=["k", "on", "f32"],
+    time="t",
+)  # fmt: skip
+INTEGERS = ["i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "at"]
+
+
+def ended(query: fs.Query, **aggregates: Any) -> fs.Query:
+    return query.window(fs.sliding("10s", every="4s")).agg(**(aggregates or {"n": fs.count()}))
+
+
+def operators() -> Iterator[fs.Query]:
+    """Queries that reach every operator, type, fold and key form."""
+    for number, name in enumerate(INTEGERS):
+        x, y = col(name), col(INTEGERS[(number + 1) % len(INTEGERS)])
+        query = WIDE.query("q").filter((x > 3) | (y // x < 7)).filter((x == x) & (x != x + 0) & ~(x < -x))
+        yield ended(query, a=fs.sum(x * y - y), b=fs.min(abs(x)), c=fs.max(x % y), d=fs.avg(x + 0), e=fs.stddev(x / y))
+    f, g = col("f32"), col("f64")
+    query = WIDE.query("q").filter((f < g) | (f * g + 1.0 >= -g) & (abs(f) != g)).filter((f == f) | (f <= math.nan))
+    yield ended(query, a=fs.sum(f.cast("i64")), b=fs.min(g), c=fs.max(f / g), d=fs.stddev(g), e=fs.avg(f - g))
+    query = WIDE.query("q").filter((col("on") == col("off")) | (col("on") != lit(True)) & lit(True))
+    yield ended(query, n=fs.count(), a=fs.sum(col("on").cast("i64")), b=fs.max(col("off").cast("f64")))
+    for name, value in {"b1": b"x", "b2": b"", "b4": b"view", "b8": b"\xff" * 8, "b40": b"a", "k": b"123456789"}.items():
+        yield ended(WIDE.query("q").filter((col(name) == value) | (lit(value) != col(name))))
+    yield ended(WIDE.query("q").filter((col("b40") == col("c40")) & (col("b40") != col("b40"))))
+    for i in range(12):
+        rnd = random.Random(i)
+        yield random_query(rnd, random_stream(rnd), "q")
+
+
+def hostile() -> Iterator[fs.Query]:
+    texts = [b"*/ exit(1); /*", b"\n#error\n", b"\\\n", b"??/\n??/", b'"; }', b"'\\''", b"//", b"\0\xff\0z", b"%s%n", b"${x}"]
+    for text in texts:
+        yield ended(WIDE.query("q").filter((col("b40") == text) | (col("b40") != text)))
+    for value in (0, -1, 1, -(2**63), 2**63 - 1, -(2**31), 2**32):
+        x = col("i64")
+        query = WIDE.query("q").filter((x > value) | (x // value == value) | (x % value == -lit(value)))
+        yield ended(query, a=fs.sum(x * value), b=fs.min(abs(lit(value)) + x), c=fs.max(lit(value) // x), d=fs.sum(lit(value)))
+        yield ended(WIDE.query("q").filter((lit(value) // value == value) | (lit(value) - value < value)))
+    for real in (0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, -2.2e-308, 1.7976931348623157e308, 0.1, 2.0**63):
+        f = col("f64")
+        query = WIDE.query("q").filter((f > real) | (f / real == real) | (lit(real).cast("i64") > 0))
+        yield ended(query, a=fs.sum(f * real), b=fs.min(-lit(real)), c=fs.max(abs(lit(real)) + f))
+    yield ended(WIDE.query("q").filter(lit(True)).filter(lit(False) | lit(True)).filter(lit(b"a") == lit(b"b")))
+    deep: Any = col("i64")
+    for _ in range(60):  # as deep as registers allow
+        deep = deep + 1
+    yield ended(WIDE.query("q"), a=fs.sum(deep))
+    nested: Any = col("i64") > 0
+    for _ in range(6):
+        nested = (col("i64") > 1) | (nested & (col("i32") // col("i64") > 0))
+    yield ended(WIDE.query("q").filter(nested))
+
+
+def together(queries: list[fs.Query]) -> str:
+    """All variants in one C file, the i-th called variant_i."""
+    parts = []
+    for i, query in enumerate(queries):
+        bound = query.bound()
+        lower(bound)  # what would not run proves nothing
+        parts.append(f"#define fs_variant_run variant_{i}\n{generate(bound)}#undef fs_variant_run\n")
+    return "\n".join(parts)
+
+
+def cc(tmp_path: Path, code: str, *flags: str) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("there is no C compiler on this machine")
+    source, target = tmp_path / "variants.c", tmp_path / "out"
+    source.write_text(code)
+    done = subprocess.run(
+        [compiler, "-std=gnu11", f"-I{INCLUDES}", *flags, "-o", str(target), str(source)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return target
+
+
+# -- what it holds
+
+
+def test_explain_code_is_the_generated_c():
+    code = YSB_QUERY.explain("code")
+    assert code == generate(YSB_QUERY.bound())
+    assert re.findall(r"#include.*", code) == ['#include "flexstream_abi.h"']
+    assert "/* filter: " in code
+    assert "/* key: campaign_id */" in code
+
+
+def test_explain_refuses_other_views_and_code_of_what_cannot_run():
+    assert YSB_QUERY.explain() == YSB_QUERY.explain("plan")
+    with pytest.raises(fs.QueryError, match="no such view"):
+        YSB_QUERY.explain("assembler")
+    with pytest.raises(fs.QueryError, match="not complete"):
+        WIDE.query("q").explain("code")
+    tall: Any = col("i64")
+    for i in range(100):
+        tall = tall + i
+    with pytest.raises(fs.QueryError, match="intermediate values"):
+        ended(WIDE.query("q"), a=fs.sum(tall)).explain("code")
+
+
+def test_the_same_query_gives_the_same_code():
+    assert [generate(query.bound()) for query in operators()] == [generate(query.bound()) for query in operators()]
+
+
+def test_an_expression_used_twice_is_computed_once():
+    y = col("i64") * 3
+    code = ended(WIDE.query("q").filter(y > 5), a=fs.sum(y), b=fs.max(y)).explain("code")
+    assert code.count("__builtin_mul_overflow") == 1
+
+
+def test_what_was_computed_behind_a_decision_is_not_used_outside_of_it():
+    ratio = col("i32") // col("i64")
+    code = ended(WIDE.query("q").filter((col("i64") == 0) | (ratio > 1)), a=fs.sum(ratio)).explain("code")
+    assert code.count(" / ") == 2
+
+
+def test_a_division_by_a_constant_needs_no_check():
+    code = ended(WIDE.query("q"), a=fs.sum(col("i64") // 10)).explain("code")
+    assert "the generic variant decides" not in code
+    assert "the generic variant decides" in ended(WIDE.query("q"), a=fs.sum(col("i64") // 0)).explain("code")
+
+
+# -- names and constants are not code
+
+
+def assert_only_our_words(code: str) -> None:
+    for text in COMMENT.findall(code):
+        assert "\n" not in text
+        assert "\\" not in text
+        assert "??" not in text
+    bare = COMMENT.sub(" ", code).replace('"flexstream_abi.h"', "")
+    assert not set(bare) & set("\"'\\@$`"), bare
+    for word in re.findall(r"\w+", bare):
+        assert word in WORDS or re.fullmatch(r"[vn]?\d+", word), f"{word!r} in\n{code}"
+
+
+def test_every_operator_and_every_hostile_constant_is_written_in_our_words():
+    for query in [*operators(), *hostile()]:
+        assert_only_our_words(generate(query.bound()))
+
+
+@given(
+    text=st.binary(max_size=40),
+    number=st.integers(-(2**63), 2**63 - 1),
+    real=st.floats(),
+    flag=st.booleans(),
+)
+def test_no_constant_becomes_code(text, number, real, flag):
+    query = WIDE.query("q").filter((col("b40") == text) | (col("i64") > number) & (col("on") == lit(flag)))
+    query = query.filter(col("f64") * real != real)
+    code = generate(ended(query, a=fs.min(col("f64") + real), b=fs.max(col("i64") - number)).bound())
+    assert_only_our_words(code)
+
+
+@given(st.text(max_size=300))
+def test_a_comment_holds_any_text(text):
+    kept = comment(text)
+    assert re.fullmatch(r"[A-Za-z0-9 _\-.,=<>()']*", kept)
+    assert len(kept) <= 203
+
+
+def test_names_are_in_comments_only():
+    """The same query under names that are words of C gives the same code."""
+    names = ["int", "goto", "stop", "row", "return", "define", "v1", "entry", "INT64_MIN", "main"]
+
+    def made(a: str, b: str, c: str, d: str, e: str) -> str:
+        stream = fs.Stream(f"{a}.-_", {a: "timestamp[s]", b: "i32", c: "i64", d: "bytes[4]"}, key=b, time=a)
+        query = stream.query(f"{b}.--").filter((col(c) > 3) & (col(d) == b"view")).map(**{e: col(c) * 2})
+        query = query.window(fs.tumbling("10s")).agg(**{f"{e}_": fs.sum(e)})
+        return COMMENT.sub("", generate(query.bound()))
+
+    assert made(*names[:5]) == made(*names[5:]) == made("a", "b", "c", "d", "e")
+
+
+@pytest.mark.time_limit(120)
+def test_no_compiler_warning_for_any_of_them(tmp_path):
+    code = together([*operators(), *hostile()])
+    cc(tmp_path, code, "-O2", "-c", "-Wall", "-Wextra", "-Werror", "-Wno-unused", "-Wno-missing-prototypes")
+
+
+# -- sanitizers
+
+HARNESS = r"""
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct { uint32_t offset, size, form; } key_part;
+typedef struct {
+    fs_variant run;
+    const char *rows;
+    uint32_t n, row_bytes, time_offset, words, stride;
+    int64_t pane;
+    const key_part *key;
+    const uint64_t *empty;
+} variant_case;
+enum { CAPACITY = 64 };
+
+static void insert(const variant_case *c, fs_pane_view *pane, uint32_t *used, const unsigned char *row) {
+    uint64_t key[33] = {0};
+    unsigned char *to = (unsigned char *)key;
+    for (const key_part *p = c->key; p->size; to += p->size, p++) {
+        if (p->form == 1) fs_key_f32(to, row + p->offset);
+        else if (p->form == 2) fs_key_f64(to, row + p->offset);
+        else if (p->form == 3) *to = fs_get_bool(row + p->offset);
+        else memcpy(to, row + p->offset, p->size);
+    }
+    uint64_t at = (c->words == 1 ? key[0] * FS_GOLDEN : fs_hash_words(key, c->words)) >> pane->shift;
+    for (;; at = (at + 1) & pane->mask) {
+        uint64_t *entry = (uint64_t *)(pane->entries + at * c->stride);
+        if (entry[0] && !memcmp(entry + 1, key, 8 * c->words)) return;
+        if (entry[0]) continue;
+        if (++*used > CAPACITY / 2) { --*used; return; }
+        memcpy(entry, c->empty, c->stride);
+        memcpy(entry + 1, key, 8 * c->words);
+        return;
+    }
+}
+
+static void check(int number, const variant_case *c) {
+    FILE *file = fopen(c->rows, "rb");
+    size_t size = (size_t)c->n * c->row_bytes;
+    unsigned char *rows = malloc(size);
+    if (!file || fread(rows, 1, size, file) != size) abort();
+    fclose(file);
+    fs_view view = {0};
+    uint32_t used[2] = {0, 0};
+    for (int p = 0; p < 2; p++) {
+        view.pane[p].start = -p * c->pane;
+        view.pane[p].end = (1 - p) * c->pane;
+        view.pane[p].entries = calloc(CAPACITY, c->stride);
+        view.pane[p].mask = CAPACITY - 1;
+        view.pane[p].shift = 58;
+    }
+    uint64_t finished = 0, filtered = 0, left = 0;
+    for (uint32_t at = 0; at < c->n;) {
+        uint32_t n = c->n - at < FS_ABI_BATCH ? c->n - at : FS_ABI_BATCH;
+        unsigned char *batch = malloc((size_t)n * c->row_bytes);
+        memcpy(batch, rows + (size_t)at * c->row_bytes, (size_t)n * c->row_bytes);
+        uint32_t some = c->run(batch, n, &view);
+        if (some > n || view.filtered > some) abort();
+        finished += some, filtered += view.filtered, at += some;
+        if (some < n) {
+            const unsigned char *row = batch + (size_t)some * c->row_bytes;
+            int64_t time = fs_get_i64(row + c->time_offset);
+            for (int p = 0; p < 2; p++)
+                if (time >= view.pane[p].start && time < view.pane[p].end) insert(c, &view.pane[p], &used[p], row);
+            at += 1, left += 1;
+        }
+        free(batch);
+    }
+    if (finished + left != c->n) abort();
+    printf("%d %llu %llu\n", number, (unsigned long long)finished, (unsigned long long)filtered);
+    free(rows), free(view.pane[0].entries), free(view.pane[1].entries);
+}
+"""
+
+
+def hostile_rows(query: fs.Query, n: int, seed: int) -> bytes:
+    """Bytes of any kind; times mostly within two panes, keys of a few rows, numbers at their limits."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    schema, stream = query.stream.schema, query.stream
+    raw = rng.integers(0, 256, (n, schema.row_bytes), np.uint8)
+    raw[rng.random(n) < 0.3] = 0
+    raw[rng.random(n) < 0.1] = 255
+    rows = raw.reshape(-1).view(schema.dtype)
+    for field in schema:
+        if field.name == stream.time:
+            near = rng.integers(-query.bound().pane, query.bound().pane, n)
+            rows[field.name] = np.where(rng.random(n) < 0.98, near, rows[field.name])
+        elif field.name in stream.key:
+            rows[field.name] = rows[field.name][rng.integers(0, 3, n)]
+        elif field.kind in ("i64", "timestamp"):
+            special = rng.choice(np.array([-(2**63), 2**63 - 1, 0, -1, 1, 7], np.int64), n)
+            rows[field.name] = np.where(rng.random(n) < 0.6, special, rows[field.name])
+        elif field.kind in ("f32", "f64"):
+            special = rng.choice(np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 2.0**63, 1e-310, 3.5]), n)
+            rows[field.name] = np.where(rng.random(n) < 0.6, special.astype(rows[field.name].dtype), rows[field.name])
+    return rows.tobytes()
+
+
+def harness_case(number: int, query: fs.Query, rows: Path, n: int) -> str:
+    stream, bound = query.stream, query.bound()
+    words = (sum(key.size for key in stream.key_fields) + 7) // 8
+    empty = [1 << 63, *[0] * words]
+    for fold in lower(bound).folds:
+        name = next(name for name, (code, _) in FOLDS.items() if code == fold.fold)
+        start = {
+            ("min", "i64"): 2**63 - 1, ("max", "i64"): 2**63, ("min", "f64"): 0x7FF8 << 48, ("max", "f64"): 0xFFF0 << 48,
+        }.get(name, 0)  # fmt: skip
+        empty += [start] * fold.slots
+    key = ", ".join(f"{{{f.offset}, {f.size}, {KEY_FORMS.get(f.kind, 0)}}}" for f in stream.key_fields)
+    return (
+        f"check({number}, &(variant_case){{variant_{number}, \"{rows}\", {n}, {stream.schema.row_bytes}, "
+        f"{stream.time_field.offset}, {words}, {8 * len(empty)}, {bound.pane}, (const key_part[]){{{key}, {{0, 0, 0}}}}, "
+        f"(const uint64_t[]){{{', '.join(f'{value}u' for value in empty)}}}}});"
+    )
+
+
+@pytest.mark.time_limit(180)
+def test_the_sanitizers_have_nothing_to_report(tmp_path):
+    tiny = fs.Stream("tiny", {"t": "timestamp[s]", "k": "u8"}, key="k", time="t")
+    huge = fs.Stream("huge", {"k": "bytes[3]", "pad": "bytes[2000]", "t": "timestamp[s]", "x": "u64"}, key="k", time="t")
+    queries = [
+        *operators(),
+        *hostile(),
+        tiny.query("q").window(fs.tumbling("1000s")).agg(n=fs.count()),
+        huge.query("q").filter(col("pad") != b"x").window(fs.tumbling("1000s")).agg(n=fs.count(), a=fs.sum("x")),
+    ]
+    calls = []
+    for i, query in enumerate(queries):
+        n = 3000 if query.stream.schema.row_bytes < 1000 else 1100
+        (tmp_path / f"rows{i}").write_bytes(hostile_rows(query, n, i))
+        calls.append(harness_case(i, query, tmp_path / f"rows{i}", n))
+    code = together(queries) + HARNESS + "int main(void) {\n" + "\n".join(calls) + "\nreturn 0;\n}\n"
+    checks = "-fsanitize=address,undefined,float-cast-overflow,float-divide-by-zero"
+    try:
+        program = cc(tmp_path, code, "-O1", "-g", "-w", checks, "-fno-sanitize-recover=all")
+    except AssertionError as error:
+        if "asan" in str(error) or "ubsan" in str(error):
+            pytest.skip(f"the compiler has no sanitizers here: {error}")
+        raise
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[:4000]
+    assert done.stderr == ""
+    finished = [int(line.split()[1]) for line in done.stdout.splitlines()]
+    assert len(finished) == len(queries)
+    assert sum(finished) > 20 * len(finished)

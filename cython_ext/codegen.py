@@ -145,26 +145,27 @@ class _Generator:
 
     def integer_operator(self, node: Typed, arguments: list[str], name: str, block: _Block) -> None:
         last = node.args[-1]
+        constant = last.value if last.op == "lit" else None
+        never: tuple[int, ...]
         if node.op in _ARITHMETIC:
             block.add(f"int64_t {name};")
             block.add(f"if (__builtin_{node.op}_overflow({', '.join(arguments)}, &{name})) goto stop; /* overflow */")
-        elif node.op in ("neg", "abs"):
-            of = arguments[0]
-            if last.op == "lit":  # a name for it: the compiler would warn of what is behind the check
-                of = self.named(of, block)
-            block.add(f"if ({of} == INT64_MIN) goto stop; /* overflow */")
-            block.add(f"const int64_t {name} = {'' if node.op == 'neg' else f'{of} >= 0 ? {of} : '}-{of};")
+            return
+        of, value = arguments[-1], arguments[0]
+        if node.op in ("neg", "abs"):
+            never, why = (-(1 << 63),), "overflow"
+            check = f"{of} == INT64_MIN"
+            value = f"-{of}" if node.op == "neg" else f"{of} >= 0 ? {of} : -{of}"
         else:
-            symbol, by = "/" if node.op == "floordiv" else "%", arguments[1]
-            if last.op != "lit" or last.value in (0, -1):
-                by = self.named(by, block) if last.op == "lit" else by
-                block.add(f"if ({by} == 0 || {by} == -1) goto stop; /* the generic variant decides */")
-            block.add(f"const int64_t {name} = {arguments[0]} {symbol} {by};")
-
-    def named(self, constant: str, block: _Block) -> str:
-        name = self.local()
-        block.add(f"const int64_t {name} = {constant};")
-        return name
+            never, why = (0, -1), "the generic variant decides"
+            check = f"{of} == 0 || {of} == -1"
+            value += f" {'/' if node.op == 'floordiv' else '%'} {of}"
+        if constant in never:  # compilers warn of what is behind such a check
+            block.add(f"goto stop; /* {why} */")
+            value = "0"
+        elif constant is None:
+            block.add(f"if ({check}) goto stop; /* {why} */")
+        block.add(f"const int64_t {name} = {value};")
 
     # -- the function
 

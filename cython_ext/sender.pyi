@@ -21,5 +21,6 @@ class Sender(Lanes):
         acks: bool = True,
         auto_watermark: bool = True,
         max_disorder: int = 0,
+        send_frames: int = 1,
     ) -> None: ...
     def send(self, rows: Any, start: int = 0, wait: bool = True) -> tuple[int, int]: ...

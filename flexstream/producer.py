@@ -18,6 +18,8 @@ from flexstream.durations import Duration
 from flexstream.errors import BackPressure, ConfigError, ConnectError, FlexStreamError
 from flexstream.stream import Stream
 
+TIME_LIMIT = 2**62  # the engine refuses rows beyond, so a watermark need not go further
+
 
 class RingFull(BackPressure):
     """`on_full="raise"` and no room. `accepted` rows of the call were taken: send the rest again."""
@@ -159,7 +161,7 @@ class Producer:
             time = time.astype(f"datetime64[{self.stream.time_unit}]").astype(np.int64)
         with self._send_lock:
             self._live.check()
-            self._sender.put_watermark(int(time))
+            self._sender.put_watermark(max(-TIME_LIMIT, min(int(time), TIME_LIMIT)))
 
     def marker(self) -> int:
         """Send a latency probe behind the rows of every open connection. Returns on how many connections."""

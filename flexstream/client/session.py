@@ -22,7 +22,7 @@ from flexstream.cython_ext import lanes
 from flexstream.cython_ext.sender import Sender
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
 from flexstream.stream import Stream
-from flexstream.wire import FRAME_BYTES, ErrorCode
+from flexstream.wire import FRAME_BYTES, HEADER_BYTES, ErrorCode
 
 log = logging.getLogger("flexstream.producer")
 
@@ -30,7 +30,9 @@ CONTROL = -1  # the control connection's number in the Sender
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 2.0
 STEADY_S = 1.0  # a connection that lived this long ends a series of failures
-DEFAULT_REPLAY_BYTES = 256 * 1024
+DEFAULT_REPLAY_BYTES = 512 * 1024
+MOST_AT_ONCE = 4  # full frames in one system call: more would save little
+PACKET_BYTES = 65_483  # the loopback's largest TCP payload; other links cut into smaller ones anyhow
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +133,30 @@ class Session:
         row_bytes = self.stream.schema.row_bytes
         server_frame = int(welcome.document.get("frame_bytes") or FRAME_BYTES)
         rows = welcome.rows_per_frame or server_frame // row_bytes
-        if s.frame_bytes is not None:
+        if s.frame_bytes is None:
+            # A row or two less than the server's block holds, when two frames and a watermark then fill one packet.
+            two = (PACKET_BYTES - 3 * HEADER_BYTES) // 2 // row_bytes
+            rows = two if two < rows <= FRAME_BYTES // row_bytes else rows
+        else:
             limit = server_frame if self._hello.crc else int(welcome.document.get("max_frame_bytes") or server_frame)
             rows = min(s.frame_bytes, limit) // row_bytes
         rows = max(rows, 1)
         unit_ns = self.stream.unit_ns
         disorder = self.stream.max_disorder if s.max_disorder_ns is None else -(-s.max_disorder_ns // unit_ns)
-        self._hello = replace(self._hello, ack_bytes=int(os.environ.get("FA","2"))*rows*row_bytes)
+        ring = max(s.replay_bytes // (rows * row_bytes), 4)
+        at_once = ring // 4  # frames: a quarter is being filled, another sent, and two are on their way or acknowledged
+        self._hello = replace(self._hello, ack_bytes=at_once * rows * row_bytes if s.replay_bytes else 0)
         return Sender(
             self.stream.key_hasher,
             groups=self.groups,
             row_bytes=row_bytes,
             rows_per_frame=rows,
             time_offset=self.stream.time_field.offset,
-            ring=max(s.replay_bytes // (rows * row_bytes), 4),
+            ring=ring,
             linger_ns=int(s.linger_ms * 1e6),
             crc=self._hello.crc,
             acks=s.replay_bytes > 0,
-            send_frames=int(os.environ.get("FS","2")),
+            send_frames=min(at_once, MOST_AT_ONCE),
             auto_watermark=not s.explicit_watermark,
             max_disorder=disorder,
         )

@@ -94,7 +94,9 @@ def test_both_variants_give_what_the_oracle_gives_in_a_longer_run(seed):
 def switching(rnd: random.Random, query: fs.Query, steps: list[tuple[np.ndarray, Any]], **options: Any) -> Any:
     """Feed (rows, watermark) steps, each to a variant chosen at random on each worker."""
     function = compile_code(generate(query.bound())).function
-    with fs.Engine(workers=rnd.choice((1, 2)), groups=rnd.choice((1, 7)), compile="off", pin=False, **options) as engine:
+    with fs.Engine(
+        workers=rnd.choice((1, 2)), groups=rnd.choice((1, 7)), compile="off", pin=False, **options
+    ) as engine:
         engine.submit(query)
         (running,) = engine.running()[1]
         for batch, watermark in steps:
@@ -305,9 +307,21 @@ def test_unsigned_fields_compare_as_numbers():
     stream = fs.Stream(
         "s", {"t": "timestamp[s]", "k": "i32", "a": "u8", "b": "u16", "c": "u32", "d": "u64"}, key="k", time="t"
     )
-    rows = rows_of(stream, 900, a=200, b=50_000, c=3_000_000_000, d=np.resize(np.array([2**63, 2**63 - 1, 5], "u8"), 900))
+    rows = rows_of(
+        stream, 900, a=200, b=50_000, c=3_000_000_000, d=np.resize(np.array([2**63, 2**63 - 1, 5], "u8"), 900)
+    )
     query = stream.query("q").filter((col("a") > -1) & (col("b") > 40_000) & (col("c") > 2**31) & (col("c") > -5))
     query = query.window(fs.tumbling("10s")).agg(n=fs.count(), s=fs.max("d"), m=fs.min(col("a") - col("c")))
     results, said = required(query, rows)
     assert [(row["n"], row["s"], row["m"]) for row in results] == [(600, 2**63 - 1, 200 - 3_000_000_000)]
     assert said["rejected"]["overflow"] == 300
+
+
+@pytest.mark.xfail(strict=True, reason="variant.pyx: show_pane must clip a pane to +-FS_TIME_LIMIT")
+def test_a_time_past_the_limit_is_rejected_even_where_its_pane_is_open():
+    limit = 1 << 62
+    query = STREAM.query("q").window(fs.tumbling("10s")).agg(n=fs.count())
+    before, past = rows_of(STREAM, 100, t=limit - 1), rows_of(STREAM, 200, t=limit + 1)
+    results, said = required(query, before, past, groups=1)
+    assert [row["n"] for row in results] == [100]
+    assert said["rejected"]["time_range"] == 200

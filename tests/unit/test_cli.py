@@ -84,7 +84,10 @@ def test_submit_list_show_and_cancel(cli: Running, query_file: str) -> None:
     assert "ysb" in cli("queries", "list")
     assert cli.json("queries", "list")["queries"][0]["name"] == "ysb"
     assert "state running" in cli("queries", "show", "ysb")
+    assert "variant generic" in cli("queries", "show", "ysb")
     assert cli.json("queries", "show", "ysb")["plan"] == VIEWS.to_dict()
+    assert cli("queries", "show", "ysb", "--code") == VIEWS.explain("code")
+    assert cli.json("queries", "show", "ysb", "--code") == {"name": "ysb", "code": VIEWS.explain("code")}
     assert cli.json("cancel", "ysb") == {"name": "ysb", "cancelled": True}
     assert cli("cancel", "ysb", code=1).startswith("flexstream: there is no query 'ysb'\n  hint: ")
 

@@ -43,6 +43,7 @@ def test_the_defaults_stay_on_loopback_and_need_no_token(tmp_path: Path) -> None
     assert config.token is None
     assert config.data_dir == tmp_path / ".local/state/flexstream"
     assert config.engine_arguments()["listen"] == "127.0.0.1:7400"
+    assert config.engine_arguments()["compile"] == "auto"
 
 
 def test_systemd_state_directory_is_the_default_data_dir(tmp_path: Path) -> None:
@@ -55,6 +56,7 @@ def test_systemd_state_directory_is_the_default_data_dir(tmp_path: Path) -> None
     ("name", "value", "expected"),
     [
         ("workers", "2", 2),
+        ("compile", "require", "require"),
         ("workers", "0,3", [0, 3]),
         ("retention_bytes", "2GiB", 2 << 30),
         ("retention_bytes", "none", None),
@@ -81,6 +83,7 @@ def test_values_are_read_as_people_write_them(
         ("control", "127.0.0.1:99999"),
         ("data", ":7400"),
         ("idle_timeout_s", "soon"),
+        ("compile", "always"),
         ("retention_bytes", "-1"),
         ("busy_poll", "maybe"),
         ("nic", "magic"),

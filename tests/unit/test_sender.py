@@ -152,6 +152,40 @@ def test_a_watermark_follows_the_rows_that_made_it():
     assert (seen, latest) == (300, 289)
 
 
+@pytest.mark.parametrize("time", [2**62 + 1, 2**63 - 1, -(2**62) - 1, -(2**63)])
+def test_a_time_that_the_engine_refuses_does_not_move_the_watermark(time):
+    stream = make_stream(0)
+    rows = make_rows(stream, 50, seed=3)
+    rows["t"][20] = time
+    sender = make_sender(stream, 1, max_disorder=10)
+    send_all(sender, rows)
+    assert sender.stats()["watermark"] == 39
+
+
+def test_the_largest_time_that_the_engine_takes_moves_the_watermark():
+    stream = make_stream(0)
+    rows = make_rows(stream, 50, seed=3)
+    rows["t"][20] = 2**62
+    sender = make_sender(stream, 1)
+    send_all(sender, rows)
+    assert sender.stats()["watermark"] == 2**62
+
+
+def test_full_frames_wait_for_each_other_and_leave_together():
+    stream = make_stream(0)
+    rows = make_rows(stream, 200, seed=3)
+    sender = make_sender(stream, 1, linger_ns=10**12, send_frames=3, acks=True, auto_watermark=False)
+    sink = Sink()
+    sender.attach(0, sink.fd, 0)
+    for end, sent in ((101, 0), (151, 3), (200, 3)):  # a frame of 50 rows is full when the next row comes
+        sender.send(rows[:end].view(np.uint8), sender.stats()["rows"])
+        assert sender.stats()["bytes"] == sent * (HEADER_BYTES + 50 * stream.schema.row_bytes)
+    sender.flush(0)
+    sender.close_all()
+    data = [p for h, p in sink.frames() if h.type is FrameType.DATA]
+    assert b"".join(data) == rows.tobytes()
+
+
 @pytest.mark.parametrize("crc", [False, True])
 @pytest.mark.parametrize("wanted", [0, 1, 49, 50, 51, 99, 130, 199, 200])
 def test_a_new_connection_resumes_in_mid_frame(wanted, crc):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from flexstream.cython_ext.solver import Solver
 
 

@@ -85,7 +85,7 @@ class _Generator:
 
     def connective(self, node: Typed, name: str, block: _Block) -> None:
         left = self.value(node.args[0], block)
-        if not can_fail(node.args[1]):
+        if not can_fail(node.args[1], self.stream.schema):
             right = self.value(node.args[1], block)
             block.add(f"const int64_t {name} = {left} {'&' if node.op == 'and' else '|'} {right};")
             return
@@ -179,7 +179,7 @@ class _Generator:
                 columns = {**columns, **{name: resolve(tree, columns) for name, tree in step.columns.items()}}
             elif isinstance(step, BoundFilter):
                 for part in conjuncts(resolve(step.expr, columns)):
-                    (behind if behind or can_fail(part) else ahead).append(part)
+                    (behind if behind or can_fail(part, self.stream.schema) else ahead).append(part)
         return ahead, behind, columns
 
     def passes(self, ahead: list[Typed]) -> list[str]:
@@ -205,10 +205,10 @@ class _Generator:
 
     def find_entry(self, block: _Block) -> None:
         block.add(f"const int64_t time = fs_get_i64(row + {self.stream.time_field.offset});")
-        block.add("const fs_pane_view *pane = &view->pane[0];")
-        block.add("if (time < pane->start || time >= pane->end) {")
-        block.add("    pane = &view->pane[1];")
-        block.add("    if (time < pane->start || time >= pane->end) goto stop; /* another pane, or late */")
+        block.add("if (time < pane.start || time >= pane.end) {")
+        block.add("    if (time < other.start || time >= other.end) goto stop; /* a third pane, or late */")
+        block.add("    const fs_pane_view held = pane;")
+        block.add("    pane = other, other = held;")
         block.add("}")
         words = (sum(key.size for key in self.stream.key_fields) + 7) // 8
         block.add(f"uint64_t key[{words}] = {{0}};")
@@ -226,12 +226,17 @@ class _Generator:
         hashed = "key[0] * FS_GOLDEN" if words == 1 else f"fs_hash_words(key, {words})"
         stride = self.stride(words)
         same = " && ".join(f"entry[{1 + word}] == key[{word}]" for word in range(words))
-        block.add(f"uint64_t at = ({hashed}) >> pane->shift;")
-        block.add(f"uint64_t *entry = (uint64_t *)(pane->entries + at * {stride});")
-        block.add(f"while (!({same} && entry[0])) {{")
-        block.add("    if (!entry[0]) goto stop; /* a new key */")
-        block.add("    at = (at + 1) & pane->mask;")
-        block.add(f"    entry = (uint64_t *)(pane->entries + at * {stride});")
+        block.add(f"uint64_t at = ({hashed}) >> pane.shift;")
+        block.add(f"uint64_t *entry = (uint64_t *)(pane.entries + at * {stride});")
+        block.add(f"while (entry[0] && !({same})) {{")
+        block.add("    at = (at + 1) & pane.mask;")
+        block.add(f"    entry = (uint64_t *)(pane.entries + at * {stride});")
+        block.add("}")
+        block.add("if (!entry[0]) { /* a new key */")
+        block.add("    if (*pane.used >= pane.limit) goto stop;")
+        block.add("    ++*pane.used;")
+        block.add(f"    memcpy(entry, view->empty, {stride});")
+        block.add(f"    memcpy(entry + 1, key, {words * 8});")
         block.add("}")
 
     def stride(self, words: int) -> int:
@@ -252,7 +257,7 @@ class _Generator:
             block.add(f"/* {comment(aggregate.name)} = {aggregate.fn} */")
             integer, real = f"(int64_t *)entry + {slot}", f"(double *)entry + {slot}"
             if fold == ("sum", "i64"):
-                block.add(f"view->overflow |= __builtin_add_overflow(*({integer}), {value}, {integer});")
+                block.add(f"overflow |= __builtin_add_overflow(*({integer}), {value}, {integer});")
             elif fold in (("sum", "f64"), ("avg", "f64")):
                 block.add(f"fs_add_real({real}, {value});")
             elif fold == ("stddev", "f64"):
@@ -291,7 +296,8 @@ class _Generator:
                 f"uint32_t {ENTRY_POINT}(const unsigned char *rows, uint32_t n, fs_view *view)",
                 "{",
                 *selected,
-                "    uint64_t dropped = 0;",
+                "    fs_pane_view pane = view->pane[0], other = view->pane[1];",
+                "    uint64_t dropped = 0, overflow = 0;",
                 "    uint32_t k = 0, i = 0;",
                 *self.passes(ahead),
                 "    for (; k < m; k++) {",
@@ -300,9 +306,11 @@ class _Generator:
                 *block.lines,
                 "    }",
                 "    view->filtered = n - m + dropped;",
+                "    view->overflow |= overflow;",
                 "    return n;",
                 "stop:",
                 "    view->filtered = i - k + dropped;",
+                "    view->overflow |= overflow;",
                 "    return i;",
                 "}",
                 "",

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from flexstream.errors import QueryError
 from flexstream.expr import Typed
 from flexstream.query import BoundFilter, BoundMap, BoundQuery, Project
-from flexstream.schema import Field
+from flexstream.schema import Field, Schema
 
 MAX_REGISTERS = 64
 MAX_AGGREGATES = 32
 MAX_KEY_BYTES = 256
+MAX_NODES = 10_000
 
 # Numbers as in the Op, Fold and KeyForm enums of program.pxd and partial.pxd.
 LOADS = {
@@ -43,7 +44,7 @@ FOLDS = {
     ("min", "i64"): (3, 1), ("max", "i64"): (4, 1), ("min", "f64"): (5, 1), ("max", "f64"): (6, 1),
     ("avg", "f64"): (7, 2), ("stddev", "f64"): (8, 4),
 }  # fmt: skip
-SAFE_REAL = ("col", "add", "sub", "mul", "neg", "abs")
+SAFE_REAL = ("add", "sub", "mul", "neg", "abs")
 KEY_FORMS = {"f32": 1, "f64": 2, "bool": 3}
 
 Instruction = tuple[int, int, int, int, int, int, int, bytes | None]
@@ -123,7 +124,7 @@ class _Lowering:
     def connective(self, node: Typed) -> int:
         """`&` and `|`: a right side without a value does not count where the left side decides."""
         left = self.value(node.args[0])
-        if can_fail(node.args[1]):
+        if can_fail(node.args[1], self.schema):
             saved = self.emit(BAD_SAVE, self.new_register())
             known = dict(self.known)
             right = self.value(node.args[1])
@@ -230,10 +231,37 @@ def resolve(node: Typed, columns: dict[str, Typed]) -> Typed:
     return replace(node, args=tuple(resolve(arg, columns) for arg in node.args)) if node.args else node
 
 
-def can_fail(node: Typed) -> bool:
-    """May the expression lack a value for some row? Columns may: a u64 past int64 has none."""
+def can_fail(node: Typed, schema: Schema) -> bool:
+    """May the expression lack a value for some row? A u64 field may: past int64 it has none."""
+    if node.op == "col":
+        return schema.field(node.name or "").kind == "u64"
     safe = node.type in ("bool", "bytes") or node.op == "lit" or (node.type == "f64" and node.op in SAFE_REAL)
-    return not safe or any(can_fail(arg) for arg in node.args)
+    return not safe or any(can_fail(arg, schema) for arg in node.args)
+
+
+def check_size(bound: BoundQuery) -> None:
+    """Refuse what would be too large once map() columns stand in place of their names: it can double each step."""
+    sizes: dict[str, int] = {}
+
+    def size(node: Typed) -> int:
+        if node.op == "col":
+            return sizes.get(node.name or "", 1)
+        return 1 + sum(size(arg) for arg in node.args)
+
+    total = 0
+    for step in bound.steps:
+        if isinstance(step, BoundMap):
+            made = {name: size(tree) for name, tree in step.columns.items()}
+            sizes.update(made)
+            total += sum(made.values())
+        elif isinstance(step, BoundFilter):
+            total += size(step.expr)
+        if total > MAX_NODES:
+            raise QueryError(
+                f"query {bound.query.name!r} has more than {MAX_NODES} operations, with its columns written out",
+                code="too_complex",
+                hint="split it into several queries",
+            )
 
 
 def bits(literal: Typed) -> int:
@@ -246,4 +274,5 @@ def bits(literal: Typed) -> int:
 
 def lower(bound: BoundQuery) -> Lowered:
     """The program of a bound query. Raises QueryError for what the generic variant cannot run."""
+    check_size(bound)
     return _Lowering(bound).lower()

@@ -15,8 +15,11 @@ cdef extern from "flexstream_abi.h" nogil:
         unsigned char *entries
         uint64_t mask
         uint32_t shift
+        uint32_t limit
+        uint32_t *used
     ctypedef struct fs_view:
         fs_pane_view pane[2]
+        const uint64_t *empty
         uint64_t filtered
         uint64_t overflow
     ctypedef uint32_t (*fs_variant)(const unsigned char *rows, uint32_t n, fs_view *view) noexcept nogil

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_relaxed
+from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_load_acquire, fs_store_relaxed
 from flexstream.cython_ext.kernel cimport generic_kernel
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end
 
@@ -16,11 +16,15 @@ cdef inline void show_pane(Query *query, PaneSet *panes, Pane *pane, fs_pane_vie
     view.end = 0
     if pane == NULL or (query.lateness > 0 and first_end(query, pane.start) <= panes.fired_until):
         return
-    view.start = pane.start
+    view.start = pane.start if pane.start > -FS_TIME_LIMIT else -FS_TIME_LIMIT
     view.end = pane.start + query.pane
+    if view.end > FS_TIME_LIMIT + 1:        # later times are rejected, which the generic variant does
+        view.end = FS_TIME_LIMIT + 1
     view.entries = pane.table.entries
     view.mask = pane.table.capacity - 1
     view.shift = pane.table.shift
+    view.limit = pane.table.capacity // 2
+    view.used = &pane.table.used
 
 
 cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
@@ -37,6 +41,7 @@ cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const u
     if run == NULL or query.failed:
         return generic_kernel(query, context, panes, rows, n)
     view.overflow = 0
+    view.empty = query.layout.empty
     while True:
         show_pane(query, panes, panes.recent, &view.pane[0])
         show_pane(query, panes, panes.previous, &view.pane[1])

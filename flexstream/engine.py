@@ -205,7 +205,7 @@ class Engine:
             self._by_number[number] = running
             for worker, state in zip(self.workers, states, strict=True):
                 worker.add_query(stream.index, state)
-        if not self._variants.start(running, generate(bound)):
+        if not self._variants.start(running, lambda: generate(bound)):
             self.cancel(query.name)
             raise EngineError(
                 f"query {query.name!r} was not compiled: {running.variant_reason}",

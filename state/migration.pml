@@ -55,6 +55,7 @@ byte snapshot[3];                    /* the flag array that the worker loaded at
 chan queue[6] = [2] of { byte, byte };                           /* received, not processed: [worker][group] */
 byte part[12];                       /* rows counted: [worker][group][window] */
 byte wm[9];                          /* processed watermark: [worker][session] */
+byte next[6];                        /* the owner's next window to fire; travels with ADOPT */
 bool own[6];
 byte drain[6];                       /* worker + 1 that gets what is left; + 10 once published */
 
@@ -84,7 +85,7 @@ bool left = false;
 #elif defined(M_DRAINED_OVERTAKES)
 #define NOTHING_OWED(w, g) (counter[g] == 0)
 #elif defined(M_OPEN_ONLY)
-#define NOTHING_OWED(w, g) ((counter[g] == 0 && RINGS_READ(w)) || ((open_windows[g] >> fired[g]) & 1) == 0)
+#define NOTHING_OWED(w, g) ((counter[g] == 0 && RINGS_READ(w)) || ((open_windows[g] >> next[AT(w, g)]) & 1) == 0)
 #else
 #define NOTHING_OWED(w, g) (counter[g] == 0 && RINGS_READ(w))
 #endif
@@ -101,14 +102,17 @@ bool left = false;
 #else
 #define FIRES(w, g) OWNER_FIRES(w, g)
 #endif
-#define MAY_FIRE(w, g) (fired[g] < WINDOWS && fired[g] < REACHED(w, g) && FIRES(w, g))
+#define MAY_FIRE(w, g) (next[AT(w, g)] < REACHED(w, g) && FIRES(w, g))
 
 inline fire(g) {
-  assert(PART(me, g, fired[g]) == expected[AT(g, fired[g])]);     /* none lost, none twice */
-  emitted[AT(g, fired[g])]++;
-  assert(emitted[AT(g, fired[g])] == 1);
-  PART(me, g, fired[g]) = 0;
-  fired[g]++
+  x = next[AT(me, g)];
+  assert(PART(me, g, x) == expected[AT(g, x)]);              /* none lost, none twice */
+  emitted[AT(g, x)]++;
+  assert(emitted[AT(g, x)] == 1);
+  PART(me, g, x) = 0;
+  fired[g] = x + 1;
+  next[AT(me, g)] = x + 1;
+  x = 0
 }
 
 /* Received from the socket into a block. */
@@ -174,7 +178,7 @@ inline sweep(g) {
   :: else -> hand_over(2)
 #endif
   fi;
-  ring[me * 3 + to]!ADOPT, g, x, y, 0;
+  ring[me * 3 + to]!ADOPT, g, x, y, next[AT(me, g)];
   drain[AT(me, g)] = to + 1;
   x = 0; y = 0; to = 0
 }
@@ -188,6 +192,7 @@ inline sweep(g) {
 inline publish(g) {
   ring[me * 3 + (drain[AT(me, g)] % 10) - 1]!DRAINED, g, PART(me, g, 0), PART(me, g, 1), 0;
   PART(me, g, 0) = 0; PART(me, g, 1) = 0;
+  next[AT(me, g)] = 0;
   if :: g == 0 -> WM(me, 0) = 0; WM(me, 1) = 0 :: else -> WM(me, 2) = 0 fi
 }
 inline subtract(g) {
@@ -233,6 +238,7 @@ inline read_ring(from) {
   if
   :: kind == ADOPT ->
      own[AT(me, g)] = true;
+     next[AT(me, g)] = z;
      owners[g]++;
      assert(owners[g] == 1);
      if

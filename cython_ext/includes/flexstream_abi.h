@@ -1,7 +1,7 @@
 /* What a compiled variant and the engine agree on. Generated code includes this header and nothing else.
  *
  * A variant takes the rows of one batch of one group in order. It applies each row to the panes in its view and
- * stops at the first row that it cannot finish: a key or a pane that is not there yet, a late row, an expression
+ * stops at the first row that it cannot finish: a pane that is not there yet, a full table, a late row, an expression
  * without a value. The engine gives that row to the generic variant and calls again behind it. So a variant has no
  * slow path, allocates nothing, and cannot lose a row. */
 #ifndef FLEXSTREAM_ABI_H
@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define FS_ABI_VERSION 1
+#define FS_ABI_VERSION 2
 #define FS_ABI_BATCH 1024
 #define FS_GOLDEN UINT64_C(0x9E3779B97F4A7C15)
 
@@ -19,11 +19,13 @@ typedef struct {
     unsigned char *entries; /* [used bit, dirty bit, row count][key words][aggregate slots], all 8-byte words */
     uint64_t mask;          /* capacity - 1 */
     uint32_t shift;         /* 64 - log2(capacity) */
-    uint32_t spare;
+    uint32_t limit;         /* keys that the table may hold */
+    uint32_t *used;         /* keys that it holds */
 } fs_pane_view;
 
 typedef struct {
     fs_pane_view pane[2]; /* the pane in use, and the one before it */
+    const uint64_t *empty; /* an entry before its first row */
     uint64_t filtered;    /* out: rows among those finished that a filter dropped */
     uint64_t overflow;    /* out: not 0 when an integer sum has no value any more */
 } fs_view;

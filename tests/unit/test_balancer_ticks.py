@@ -54,6 +54,11 @@ class Simulation:
             decisions.append(self.step())
         return decisions
 
+    def true_squares(self) -> float:
+        """The first term of the objective, by the shares and not by what was counted."""
+        loads = np.bincount(self.placement, self.shares, self.limits.workers) * self.limits.workers * 100
+        return float(((loads - 100) ** 2).sum())
+
     def imbalance(self) -> float:
         loads = np.bincount(self.placement, self.shares, self.limits.workers) * self.limits.workers * 100
         return float(np.abs(loads - 100).max())
@@ -68,8 +73,11 @@ def zipf(exponent: float, seed: int) -> NDArray[np.float64]:
 def test_stationary_noise_settles_and_then_nothing_moves(workers: int, exponent: float, seed: int) -> None:
     simulation = Simulation(zipf(exponent, seed), workers, rows_per_s=2e6, speed=2e6, seed=seed)
     simulation.run(5.0)
-    after = simulation.run(120.0)
-    assert sum(len(decision.moves) for decision in after) == 0
+    settled = simulation.true_squares()
+    moving = [decision for decision in simulation.run(120.0) if decision.moves]
+    # A better placement may yet be found, once or twice in two minutes; it must be better in truth, not in the noise.
+    assert len(moving) <= 2
+    assert simulation.true_squares() <= settled
 
 
 @pytest.mark.parametrize("exponent", [0.2, 0.6, 1.0])

@@ -48,7 +48,7 @@ def measure(loads: Callable[[], Loads], placement: list[int], calls: int) -> tup
     for _ in range(calls):
         load = loads()
         percent = group_percent(load, nothing, WORKERS, Weights())
-        excess = np.bincount(start, percent, WORKERS) - 100.0
+        excess = np.asarray(np.bincount(start, percent, WORKERS), dtype=np.float64) - 100.0
         began = time.perf_counter_ns()
         solver.solve(
             percent, start, fixed, active, excess, result, beta=1.0, max_moves=GROUPS, budget=effort(GROUPS), seed=0

@@ -189,12 +189,15 @@ cdef void restart(Problem *p) noexcept nogil:
 
 
 cdef inline void find_least(Problem *p) noexcept nogil:
-    cdef int worker, least = -1
-    cdef double value = 1e300
+    """Without branches on the numbers: which worker is the least is different every time."""
+    cdef int worker, least = 0
+    cdef double value = 1e300, candidate
+    cdef bint smaller
     for worker in range(p.workers):
-        if p.now.excess[worker] < value and p.active[worker]:
-            value = p.now.excess[worker]
-            least = worker
+        candidate = p.now.excess[worker] if p.active[worker] else 1e301
+        smaller = candidate < value
+        least = worker if smaller else least
+        value = candidate if smaller else value
     p.now.least = least
 
 

@@ -55,7 +55,8 @@ class BalancerConfig:
     min_tick_s: float = 0.01
     max_tick_s: float = 1.0
     dead_band_percent: float = 5.0
-    noise_sigmas: float = 3.0
+    noise_sigmas: float = 3.0  # for the dead band: an imbalance that chance would make is none
+    gain_sigmas: float = 5.0  # for moving: looked at several times a second, so chance has many goes at it
     rows_per_batch: float = 1.0  # rows come in frames: this many arrive as one, and make the counts that much rougher
     confirm_ticks: int = 2
     cool_down_s: float = 0.05
@@ -73,7 +74,14 @@ class BalancerConfig:
                 code="bad_config",
                 hint="0 < min_tick_s <= max_tick_s",
             )
-        for name in ("dead_band_percent", "noise_sigmas", "cool_down_s", "group_cool_down_s", "accumulation_floor"):
+        for name in (
+            "dead_band_percent",
+            "noise_sigmas",
+            "gain_sigmas",
+            "cool_down_s",
+            "group_cool_down_s",
+            "accumulation_floor",
+        ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", code="bad_config", hint="give 0 or more")
         if self.half_life_s <= 0 or self.confirm_ticks < 1 or self.history < 1 or self.rows_per_batch <= 0:
@@ -272,7 +280,7 @@ class Balancer:
         candidate.add(*fresh)
         growth = self._signal(candidate.rows, candidate.growth)
         gain, sigma = candidate.gain(growth, self.config)
-        wanted = band * band + self.config.noise_sigmas * sigma
+        wanted = band * band + self.config.gain_sigmas * sigma
         numbers = f"on fresh rows the gain is {gain:.0f}, wanted {wanted:.0f}"
         if candidate.ticks >= self.config.confirm_ticks and gain >= wanted:
             return Verdict.MOVE, f"{candidate.plan.text}; {numbers}", candidate.plan
@@ -283,11 +291,14 @@ class Balancer:
         return Verdict.CONFIRMING, numbers, candidate.plan
 
     def _schedule(self, now_s: float, verdict: Verdict) -> None:
-        """Confirming is quick without forgetting how slow it was: an imbalance that nothing helps backs off."""
+        """Confirming starts quickly, looks less and less often (each look is a chance to be wrong), and does not
+        forget how slow the ticks were: an imbalance that nothing helps backs off."""
         gap_s = self.config.min_tick_s
         if verdict in (Verdict.MOVE, Verdict.COOLING_DOWN):
             self._interval_s = gap_s
-        elif verdict is not Verdict.CONFIRMING:
+        elif verdict is Verdict.CONFIRMING and self._candidate is not None:
+            gap_s = min(gap_s * 2.0 ** (self._candidate.ticks - 1), self.config.max_tick_s)
+        else:
             gap_s = self._interval_s = min(self._interval_s * 2.0, self.config.max_tick_s)
         self.next_at_s = now_s + gap_s
 

@@ -21,8 +21,8 @@ from flexstream.errors import ConfigError
 
 SHARE = 100.0  # percent: what each active worker should carry
 HOT_PERCENT = 105.0  # a group heavier than this is hotter than a core, whatever the placement
-EVALUATIONS = 128_000  # solver effort, divided by the groups: about 20 us at 128 groups x 24 workers
-MIN_EFFORT, MAX_EFFORT = 1000, 16_000
+EVALUATIONS = 100_000  # solver effort, divided by the groups: about 20 us at 128 groups x 24 workers
+MIN_EFFORT, MAX_EFFORT = 750, 16_000
 
 Numbers = Sequence[float] | NDArray[np.float64]
 Move = tuple[int, int, int]  # group, from, to

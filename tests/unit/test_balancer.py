@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -218,3 +219,9 @@ def test_numbers_that_mean_nothing_are_refused_by_name(bad: float) -> None:
 def test_limits_that_cannot_be_kept_are_refused(placement: list[int], limits: Limits, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         plan([1.0, 1.0], [0.0, 0.0], placement, limits)
+
+
+def test_the_example_in_the_docs_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (project / "docs" / "balancer.md").read_text()
+    exec(text.split("```python\n")[1].split("```")[0], {})
+    assert "worker 0 -> 1" in capsys.readouterr().out

@@ -28,7 +28,8 @@ WORDS = set(
     re.findall(
         r"\S+",
         """include flexstream_abi h const double int64_t uint32_t uint64_t size_t unsigned char for while if goto
-        continue return stop rows row n m k i selected view pane other held used limit empty start end entries mask shift filtered overflow dropped
+        continue return stop rows row n m k i selected view pane other held used limit empty start end entries mask
+        shift filtered overflow dropped
         time key at entry memcpy memcmp INT64_C UINT64_C INT64_MIN FS_GOLDEN FS_ABI_BATCH fs_view fs_pane_view
         fs_variant_run __builtin_add_overflow __builtin_sub_overflow __builtin_mul_overflow __builtin_fabs fs_real
         fs_eq fs_lt fs_hash_words fs_key_f32 fs_key_f64 fs_add_real fs_add_deviation 0x1p63

@@ -63,9 +63,11 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=128)
     parser.add_argument("--cpus", default="0")
     parser.add_argument("--compile", default="off", help="off: the generic variant; require: the compiled one")
+    parser.add_argument("--data-dir", help="keep the result log there, not in memory")
     options = parser.parse_args()
     cpus = [int(cpu) for cpu in options.cpus.split(",")]
-    with fs.Engine(workers=cpus, groups=options.groups, listen="127.0.0.1:0", compile=options.compile) as engine:
+    with fs.Engine(workers=cpus, groups=options.groups, listen="127.0.0.1:0", compile=options.compile,
+                   data_dir=options.data_dir) as engine:  # fmt: skip
         serve(engine)
 
 

@@ -12,6 +12,7 @@ in receiver CPU per row only; the case with CRC is reported beside the others.
 from __future__ import annotations
 
 import itertools
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -139,9 +140,12 @@ def _medians(runs: list[Run]) -> dict[str, float]:
 
 
 def soak(cores: Cores, seconds: int) -> dict[str, Any]:
-    """Resident memory of the engine under full load: the last 10 s against seconds 10 to 20."""
+    """Resident memory of the engine under full load: the last 10 s against seconds 10 to 20.
+
+    The result log is on disk, as a daemon has it; in memory it would grow by what it is asked to keep.
+    """
     frames, name = workload.frames(128), next(_names)
-    with EngineProcess(128, cpus=[cores.receiver]) as engine:
+    with tempfile.TemporaryDirectory() as folder, EngineProcess(128, cpus=[cores.receiver], data_dir=folder) as engine:
         engine.ask("open", stream=name)
         sender = start_sender(engine.port, frames, cpu=cores.sender, duration_s=seconds, stream=name)
         samples = []

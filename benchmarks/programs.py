@@ -52,9 +52,10 @@ class Discard:
 class EngineProcess:
     """An engine that listens, in its own process, told what to do over a pipe (`engine_process.py`)."""
 
-    def __init__(self, groups: int, *, cpus: list[int], compile: str = "require") -> None:
+    def __init__(self, groups: int, *, cpus: list[int], compile: str = "require", data_dir: str | None = None) -> None:
         command = [sys.executable, "-m", "benchmarks.engine_process", "--groups", str(groups)]
         command += ["--cpus", ",".join(map(str, cpus)), "--compile", compile]
+        command += ["--data-dir", data_dir] if data_dir else []
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT
         )

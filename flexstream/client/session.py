@@ -30,7 +30,7 @@ CONTROL = -1  # the control connection's number in the Sender
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 2.0
 STEADY_S = 1.0  # a connection that lived this long ends a series of failures
-DEFAULT_REPLAY_BYTES = 512 * 1024
+DEFAULT_REPLAY_BYTES = 256 * 1024
 MOST_AT_ONCE = 4  # full frames in one system call: more would save little
 PACKET_BYTES = 65_483  # the loopback's largest TCP payload; other links cut into smaller ones anyhow
 

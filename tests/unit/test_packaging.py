@@ -18,7 +18,7 @@ import flexstream as fs
 assert "site-packages" in fs.__file__, fs.__file__
 clicks = fs.Stream("clicks", {"at": "timestamp[ms]", "user": "i64"}, key="user", time="at")
 query = clicks.query("n").window(fs.tumbling("10s")).agg(n=fs.count())
-with fs.Engine(workers=1) as engine:
+with fs.Engine(workers=1, compile="require") as engine:  # the wheel has what the compiler needs
     engine.add(clicks)
     engine.submit(query)
     engine.feed("clicks", [{"at": 1, "user": 7}, {"at": 2, "user": 7}, {"at": 3, "user": 8}])

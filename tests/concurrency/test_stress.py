@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -42,7 +43,10 @@ def descriptors() -> list[str]:
 
 def threads() -> list[str]:
     """Names of this process's threads, without those that Arrow's allocator starts for itself."""
-    names = [Path(f"/proc/self/task/{tid}/comm").read_text().strip() for tid in os.listdir("/proc/self/task")]
+    names = []
+    for tid in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended between the two looks
+            names.append(Path(f"/proc/self/task/{tid}/comm").read_text().strip())
     return sorted(name for name in names if not name.startswith("jemalloc"))
 
 

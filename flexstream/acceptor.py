@@ -41,6 +41,8 @@ log = logging.getLogger("flexstream.acceptor")
 LINGER_S = 1.0  # a refused peer may read its ERROR frame for this long
 STOP_LINGER_S = 0.3  # and for this long when the engine stops
 REST_S = 0.1
+FLOOD_REST_S = 0.02  # between accepts while connections are dropped for want of room
+ACCEPTS_AT_ONCE = 64
 
 
 class Acceptor:
@@ -125,11 +127,12 @@ class Acceptor:
     # -- connections
 
     def _accept(self) -> None:
-        for _ in range(64):
+        dropped = False
+        for _ in range(ACCEPTS_AT_ONCE):
             try:
                 sock, peer = self._listener.accept()
             except BlockingIOError:
-                return
+                break
             except OSError as error:  # out of descriptors: the oldest that never said HELLO makes room
                 self._count(f"accept: {os.strerror(error.errno or 0)}")
                 if not self._drop_oldest():
@@ -139,15 +142,17 @@ class Acceptor:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.accepted += 1
             if len(self._pending) >= self._max_pending:
-                self._drop_oldest()
+                dropped = self._drop_oldest()
             task = self._spawn(self._greet(sock, peer[:2]))
             self._pending[task] = sock
+        if dropped:
+            self._rest(FLOOD_REST_S)
 
-    def _rest(self) -> None:
-        """Nothing can be accepted and nothing dropped: look again in a while, not at once."""
+    def _rest(self, seconds: float = REST_S) -> None:
+        """Look again in a while, not at once: a flood, or too few descriptors, must not take the workers' cores."""
         assert self._loop is not None
         self._loop.remove_reader(self._listener.fileno())
-        self._loop.call_later(REST_S, self._listen_again)
+        self._loop.call_later(seconds, self._listen_again)
 
     def _listen_again(self) -> None:
         if self._listening and self._loop is not None:

@@ -9,7 +9,7 @@ from flexstream.cython_ext.includes.linux cimport (
 from flexstream.cython_ext.includes.native cimport (
     fs_count, fs_load_acquire, fs_load_relaxed, fs_store_relaxed, fs_store_release,
 )
-from flexstream.cython_ext.ring cimport Message, Ring, ring_empty, ring_free, ring_init, ring_pop, ring_push
+from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free, ring_init, ring_pop, ring_push
 
 
 cdef struct ChunkHead:            # at the start of every mapped chunk

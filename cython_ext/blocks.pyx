@@ -7,7 +7,7 @@ from flexstream.cython_ext.includes.linux cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_POPULATE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap, write,
 )
 from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_load_relaxed, fs_store_relaxed, fs_store_release
-from flexstream.cython_ext.ring cimport Message, Ring, ring_empty, ring_free, ring_init, ring_pop, ring_push
+from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free, ring_init, ring_pop, ring_push
 
 
 cdef struct Chunk:                # 64-byte preamble

@@ -1,6 +1,6 @@
 """See decoder.pxd; the protocol is in docs/protocol.md."""
 
-from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.string cimport memset
 
 from flexstream.cython_ext.crc32c cimport crc32c_update

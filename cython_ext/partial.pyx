@@ -1,13 +1,18 @@
 """See partial.pxd."""
 
-from libc.math cimport INFINITY, NAN, fabs, isnan, sqrt
-from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
+from libc.math cimport NAN, isnan, sqrt
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.arena cimport (
     ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus, arena_alloc, arena_release,
 )
 from flexstream.cython_ext.includes.native cimport fs_add_overflows, fs_i64
+
+cdef extern from "flexstream_abi.h" nogil:      # compiled variants probe and add with the same code
+    const uint64_t FS_GOLDEN
+    uint64_t fs_hash_words(const uint64_t *key, int words) noexcept
+    void fs_add_real(double *slot, double v) noexcept
 
 USED_BIT = <uint64_t> 1 << 63
 DIRTY_BIT = <uint64_t> 1 << 62
@@ -93,20 +98,11 @@ cdef void table_clear(Table *table) noexcept nogil:
     table.dirty = 0
 
 
-cdef inline uint64_t hash_words(const int64_t *key, uint32_t words) noexcept nogil:
-    cdef uint64_t h = 0
-    cdef uint32_t w
-    for w in range(words):
-        h = (h ^ <uint64_t> key[w]) * <uint64_t> 0x9E3779B97F4A7C15
-        h ^= h >> 32
-    return h * <uint64_t> 0x9E3779B97F4A7C15
-
-
 cdef inline uint64_t home_of(const Table *table, const int64_t *key, uint32_t words) noexcept nogil:
     """Where the key's probe begins."""
     if words == 1:
-        return (<uint64_t> key[0] * <uint64_t> 0x9E3779B97F4A7C15) >> table.shift
-    return hash_words(key, words) >> table.shift
+        return (<uint64_t> key[0] * FS_GOLDEN) >> table.shift
+    return fs_hash_words(<const uint64_t *> key, <int> words) >> table.shift
 
 
 cdef inline bint same_key(const int64_t *a, const int64_t *b, uint32_t words) noexcept nogil:
@@ -194,7 +190,7 @@ cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t 
         if words == 1:          # a known one-word key: the common case, without a call
             key = <uint64_t> keys[k]
             mask = table.capacity - 1
-            at = (key * <uint64_t> 0x9E3779B97F4A7C15) >> table.shift
+            at = (key * FS_GOLDEN) >> table.shift
             probe = <uint64_t *> (table.entries + at * stride)
             while probe[0] != 0 and probe[1] != key:
                 at = (at + 1) & mask
@@ -216,16 +212,6 @@ cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t 
         entry[k] = found
         i += 1
     return ARENA_FULL if full else ARENA_OK
-
-
-cdef inline void add_compensated(double *sum_, double *lost, double value) noexcept nogil:
-    """Neumaier's sum: the error does not grow with the number of rows."""
-    cdef double total = sum_[0] + value
-    if fabs(sum_[0]) >= fabs(value):
-        lost[0] += (sum_[0] - total) + value
-    else:
-        lost[0] += (value - total) + sum_[0]
-    sum_[0] = total
 
 
 cdef inline double compensated(double sum_, double lost) noexcept nogil:
@@ -258,7 +244,7 @@ cdef int fold_column(const Aggregate *aggregate, const int64_t *values, uint32_t
     elif aggregate.fold == FOLD_SUM_F or aggregate.fold == FOLD_AVG:
         for i in range(m):
             real = <double *> (entry[i] + at)
-            add_compensated(real, real + 1, reals[i])
+            fs_add_real(real, reals[i])
     elif aggregate.fold == FOLD_MIN_I:
         for i in range(m):
             slot = <int64_t *> (entry[i] + at)
@@ -323,7 +309,7 @@ cdef int entry_merge(const Layout *layout, unsigned char *into, const unsigned c
             if fs_add_overflows(slot[0], other[0], slot):
                 problem = SUM_OVERFLOW
         elif layout.aggregates[a].fold == FOLD_SUM_F or layout.aggregates[a].fold == FOLD_AVG:
-            add_compensated(real, real + 1, other_real[0])
+            fs_add_real(real, other_real[0])
             real[1] += other_real[1]
         elif layout.aggregates[a].fold == FOLD_MIN_I:
             if other[0] < slot[0]:

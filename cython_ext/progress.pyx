@@ -12,7 +12,7 @@ from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_DEL, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, send,
 )
 from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed, fs_store_release
-from flexstream.cython_ext.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_AWAKE, SESSION_DONE
+from flexstream.cython_ext.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_DONE
 from flexstream.cython_ext.panes cimport (
     STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_has_late_room,
 )

@@ -10,7 +10,7 @@ from flexstream.cython_ext.blocks cimport output_destroy, output_init
 from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_release
 from flexstream.cython_ext.panes cimport PaneSet, Query, first_open_end, query_init
 from flexstream.cython_ext.partial cimport (
-    FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, KEY_RAW, MAX_KEY_FIELDS, USED_BIT, Layout,
+    FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, KEY_RAW, USED_BIT, Layout,
 )
 from flexstream.cython_ext.program cimport BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free
 from flexstream.cython_ext.variant cimport variant_kernel

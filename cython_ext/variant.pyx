@@ -1,6 +1,6 @@
 """See variant.pxd."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_load_acquire, fs_store_relaxed
 from flexstream.cython_ext.kernel cimport generic_kernel

@@ -27,7 +27,7 @@ from flexstream.cython_ext.panes cimport Query
 from flexstream.cython_ext.program cimport Scratch
 from flexstream.cython_ext.queries cimport QueryState
 from flexstream.cython_ext.ring cimport (
-    Message, Ring, ring_empty, ring_free, ring_free_slots, ring_init, ring_pop, ring_push,
+    Message, ring_empty, ring_free, ring_free_slots, ring_init, ring_pop, ring_push,
 )
 from flexstream.cython_ext.streams cimport StreamHandle, zeroed
 from flexstream.cython_ext.worker_loop cimport worker_main

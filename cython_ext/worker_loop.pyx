@@ -6,7 +6,7 @@ from libc.string cimport memcpy, memset
 from flexstream.cython_ext.decoder cimport FAULT_FENCED, FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
 from flexstream.cython_ext.firing cimport query_fire
 from flexstream.cython_ext.includes.linux cimport (
-    CPU_SET, CPU_ZERO, EAGAIN, EINTR, EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, cpu_set_t, epoll_ctl,
+    CPU_SET, CPU_ZERO, EAGAIN, EINTR, EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, cpu_set_t, epoll_ctl,
     epoll_event, epoll_wait, errno, poll, pollfd, read, recv, sched_setaffinity, send, write,
 )
 from flexstream.cython_ext.includes.native cimport (

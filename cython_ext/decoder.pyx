@@ -33,15 +33,15 @@ cdef Decoded begin_data(Decoder *decoder, const unsigned char *header, uint64_t 
     cdef uint64_t known
     if payload > (decoder.frame_bytes if decoder.crc else decoder.max_frame_bytes):
         return fail(decoder, FAULT_LENGTH)
-    if rows != payload // decoder.row_bytes or rows * decoder.row_bytes != payload:
-        return fail(decoder, FAULT_ROW_COUNT)
     if (flags & FLAG_CRC) != (FLAG_CRC if decoder.crc else 0):
         return fail(decoder, FAULT_CRC)
     if decoder.crc:
         if available < HEADER_BYTES + payload:
             return DECODE_NEED
         if not crc_is_right(header, HEADER_BYTES + payload):
-            return fail(decoder, FAULT_CRC)
+            return fail(decoder, FAULT_CRC)      # before the header is believed: damage is worth another try
+    if rows != payload // decoder.row_bytes or rows * decoder.row_bytes != payload:
+        return fail(decoder, FAULT_ROW_COUNT)
     if sequence > decoder.next_row:
         return fail(decoder, FAULT_SEQUENCE)
     known = decoder.next_row - sequence

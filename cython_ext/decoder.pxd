@@ -57,7 +57,7 @@ cdef struct Decoder:
     uint32_t row_bytes
     uint32_t group
     uint32_t groups
-    uint32_t crc                  # every DATA frame carries a CRC and is applied only when it is right
+    uint32_t crc                  # every frame carries a CRC and is applied only when it is right
     uint32_t frame_bytes          # payload cap with CRC
     uint32_t max_frame_bytes      # payload cap without
     KeySpec key

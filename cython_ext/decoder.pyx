@@ -24,30 +24,59 @@ cdef bint crc_is_right(const unsigned char *frame, uint64_t n) noexcept nogil:
     return crc == fs_u32(frame + 12)
 
 
-cdef Decoded begin_data(Decoder *decoder, const unsigned char *header, uint64_t available) noexcept nogil:
-    """DECODE_ROWS: the frame may be read."""
+cdef Fault header_fault(const Decoder *decoder, const unsigned char *header) noexcept nogil:
+    """What is wrong with the header as it stands; its sequence is judged later."""
+    cdef uint8_t kind = header[3]
     cdef uint32_t flags = fs_u16(header + 4)
+    cdef uint64_t payload = fs_u32(header + 8)
+    cdef uint64_t rows = fs_u64(header + 16)
+    cdef bint whole_rows = payload == rows * decoder.row_bytes and rows <= payload
+    cdef Fault fault = FAULT_NONE
+    if fs_u16(header) != FRAME_MAGIC:
+        fault = FAULT_MAGIC
+    elif header[2] != FRAME_VERSION:
+        fault = FAULT_VERSION
+    elif fs_u16(header + 6) != decoder.group:
+        fault = FAULT_GROUP
+    elif decoder.ended or kind not in (FRAME_DATA, FRAME_WATERMARK, FRAME_MARKER, FRAME_BARRIER, FRAME_EOS):
+        fault = FAULT_TYPE
+    elif kind != FRAME_DATA:
+        if payload != 0:
+            fault = FAULT_LENGTH
+    elif payload > (decoder.frame_bytes if decoder.crc else decoder.max_frame_bytes):
+        if not decoder.crc or whole_rows:
+            return FAULT_LENGTH
+        fault = FAULT_LENGTH
+    elif not whole_rows:
+        fault = FAULT_ROW_COUNT
+    if (flags & FLAG_CRC) != (FLAG_CRC if decoder.crc else 0) and fault == FAULT_NONE:
+        fault = FAULT_CRC
+    # Whoever asked for CRCs expects damage: a header that cannot be right is worth another try, and its length is
+    # not to be waited for.
+    return FAULT_CRC if fault != FAULT_NONE and decoder.crc else fault
+
+
+cdef Decoded begin_frame(Decoder *decoder, const unsigned char *header, uint64_t available) noexcept nogil:
+    """DECODE_ROWS: the frame may be read."""
     cdef uint64_t payload = fs_u32(header + 8)
     cdef uint64_t rows = fs_u64(header + 16)
     cdef uint64_t sequence = fs_u64(header + 24)
     cdef uint64_t known
-    if payload > (decoder.frame_bytes if decoder.crc else decoder.max_frame_bytes):
-        return fail(decoder, FAULT_LENGTH)
-    if (flags & FLAG_CRC) != (FLAG_CRC if decoder.crc else 0):
-        return fail(decoder, FAULT_CRC)
+    cdef Fault fault = header_fault(decoder, header)
+    if fault != FAULT_NONE:
+        return fail(decoder, fault)
     if decoder.crc:
         if available < HEADER_BYTES + payload:
             return DECODE_NEED
         if not crc_is_right(header, HEADER_BYTES + payload):
-            return fail(decoder, FAULT_CRC)      # before the header is believed: damage is worth another try
-    if rows != payload // decoder.row_bytes or rows * decoder.row_bytes != payload:
-        return fail(decoder, FAULT_ROW_COUNT)
-    if sequence > decoder.next_row:
-        return fail(decoder, FAULT_SEQUENCE)
-    known = decoder.next_row - sequence
-    decoder.skip_left = (rows if known > rows else known) * decoder.row_bytes
-    decoder.frame_left = payload
-    decoder.check_group = True
+            return fail(decoder, FAULT_CRC)
+    if header[3] == FRAME_DATA:
+        if sequence > decoder.next_row:
+            return fail(decoder, FAULT_SEQUENCE)
+        known = decoder.next_row - sequence
+        decoder.skip_left = (rows if known > rows else known) * decoder.row_bytes
+        decoder.frame_left = payload
+        decoder.check_group = True
     decoder.frames += 1
     return DECODE_ROWS
 
@@ -90,28 +119,14 @@ cdef Decoded decoder_next(Decoder *decoder, const unsigned char *bytes_, uint64_
         if n - at[0] < HEADER_BYTES:
             return DECODE_NEED
         header = bytes_ + at[0]
-        if fs_u16(header) != FRAME_MAGIC:
-            return fail(decoder, FAULT_MAGIC)
-        if header[2] != FRAME_VERSION:
-            return fail(decoder, FAULT_VERSION)
-        kind = header[3]
-        if fs_u16(header + 6) != decoder.group:
-            return fail(decoder, FAULT_GROUP)
-        if decoder.ended:
-            return fail(decoder, FAULT_TYPE)
-        if kind == FRAME_DATA:
-            step = begin_data(decoder, header, n - at[0])
-            if step != DECODE_ROWS:
-                return step
-            at[0] += HEADER_BYTES
-            continue
-        if kind not in (FRAME_WATERMARK, FRAME_MARKER, FRAME_BARRIER, FRAME_EOS):
-            return fail(decoder, FAULT_TYPE)
-        if fs_u32(header + 8) != 0:
-            return fail(decoder, FAULT_LENGTH)
+        step = begin_frame(decoder, header, n - at[0])
+        if step != DECODE_ROWS:
+            return step
         at[0] += HEADER_BYTES
+        kind = header[3]
+        if kind == FRAME_DATA:
+            continue
         decoder.value = fs_u64(header + 16)
-        decoder.frames += 1
         if kind == FRAME_WATERMARK:
             return DECODE_WATERMARK
         if kind == FRAME_MARKER:

@@ -104,7 +104,7 @@ cdef void write_header(unsigned char* at, Lane* lane, const Shape* shape, int ki
     header.magic = MAGIC
     header.version = VERSION
     header.type = <uint8_t>kind
-    header.flags = FLAG_CRC if shape.crc and kind == TYPE_DATA else 0
+    header.flags = FLAG_CRC if shape.crc else 0
     header.group = lane.group
     header.payload_bytes = payload_bytes
     header.crc32c = 0

@@ -30,6 +30,7 @@ from flexstream.wire import (
     FrameType,
     Header,
     WireError,
+    check_crc,
     error_frame,
     frame,
     json_frame,
@@ -355,6 +356,7 @@ class Acceptor:
                     ErrorCode.BAD_LENGTH, f"{header.type.name} has {header.payload_bytes} bytes of payload"
                 )
             opened = await self._exactly(sock, header.payload_bytes)
+            check_crc(header, opened)
             if session.control is not sock:
                 raise Refused(ErrorCode.FENCED)
             if header.type is FrameType.WATERMARK:

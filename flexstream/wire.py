@@ -160,6 +160,12 @@ def frame_crc(header: Header, payload: bytes | bytearray | memoryview) -> int:
     return crc32c(payload, crc32c(replace(header, crc32c=0).pack()))
 
 
+def check_crc(header: Header, payload: bytes) -> None:
+    """Raises WireError when the frame carries a CRC and it is wrong."""
+    if header.flags & Flags.CRC and header.crc32c != frame_crc(header, payload):
+        raise WireError(ErrorCode.BAD_CRC, f"the CRC of a {header.type.name} frame is wrong")
+
+
 def json_frame(kind: FrameType, group: int, document: dict[str, Any], *, value: int = 0, sequence: int = 0) -> bytes:
     """A HELLO, ACK or ERROR frame with a JSON payload."""
     payload = json.dumps(document, separators=(",", ":")).encode()

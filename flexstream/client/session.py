@@ -242,7 +242,9 @@ class Session:
 
     def _judge(self, errors: list[Exception]) -> None:
         for error in errors:
-            if not retryable(error):
+            # A server that knew the stream and came back may not have it again yet.
+            starting = isinstance(error, ProtocolError) and error.code == ErrorCode.UNKNOWN_STREAM.code
+            if not retryable(error) and not starting:
                 assert isinstance(error, FlexStreamError)
                 self._fail(error)
                 return

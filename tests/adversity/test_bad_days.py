@@ -388,7 +388,10 @@ def test_a_producer_goes_on_with_an_engine_that_came_back_on_the_same_port():
         producer.send(rows[:1000])
         producer.flush(WAIT_S)
     assert wait_until(lambda: producer.state == "waiting", "the loss to be seen")
-    with serving(listen=f"{host}:{port}") as engine:
+    with fs.Engine(groups=GROUPS, listen=f"{host}:{port}", pin=False) as engine:
+        wait_until(lambda: closed(engine, "unknown_stream"), "the producer to come back too early")
+        engine.add(STREAM)
+        engine.submit(QUERY)
         wait_until(lambda: producer.state == "connected", "the reconnect")
         producer.send(rows[1000:])
         producer.close(timeout=WAIT_S)

@@ -154,8 +154,8 @@ def test_a_truncated_frame_counts_whole_rows_once_and_resumes_there(cut, crc):
         sock = client.open(GROUP)
         assert client.ack.sequence == 20 + arrived
         sock.sendall(data_frame(GROUP, expected, 0, crc=crc))  # all of it again: known rows are skipped
-        sock.sendall(frame(FrameType.EOS, GROUP))
-        control.sendall(frame(FrameType.EOS, payload=bitmap(GROUP)))
+        sock.sendall(frame(FrameType.EOS, GROUP, crc=crc))
+        control.sendall(frame(FrameType.EOS, payload=bitmap(GROUP), crc=crc))
         assert read_frame(control)[0].type is FrameType.ACK
 
 

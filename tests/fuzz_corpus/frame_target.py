@@ -72,28 +72,26 @@ def reference(options: Options, body: bytes) -> list[Event]:
         frame = body[at : at + HEADER.size + size]
         rows = frame[HEADER.size :]
         whole = len(rows) == size
+        cap = options.cap if options.crc else 2 * options.cap
         fault = (
             1 if magic != 0x5346
             else 2 if version != 1
             else 6 if group != options.group
             else 3 if ended or kind not in (2, *WITHOUT_PAYLOAD)
-            else 4 if kind != 2 and size
+            else 4 if size > (cap if kind == 2 else 0)
+            else 18 if kind == 2 and value * row_bytes != size
+            else 5 if flags & 1 != options.crc
             else 0
         )  # fmt: skip
-        if not fault and kind == 2:
-            fault = (
-                4 if size > (options.cap if options.crc else 2 * options.cap)
-                else 18 if value * row_bytes != size
-                else 5 if flags & 1 != options.crc
-                else 0
-            )  # fmt: skip
-            if not fault and options.crc:
-                if not whole:
-                    return events
-                if crc32c(frame[:12] + bytes(4) + frame[16:]) != crc:
-                    fault = 5
-            if not fault and sequence > wanted:
-                fault = 12
+        if options.crc and fault and not (fault == 4 and kind == 2 and value * row_bytes == size):
+            fault = 5
+        if not fault and options.crc:
+            if not whole:
+                return events
+            if crc32c(frame[:12] + bytes(4) + frame[16:]) != crc:
+                fault = 5
+        if not fault and kind == 2 and sequence > wanted:
+            fault = 12
         if fault:
             return [*events, ("fault", fault)]
         at += len(frame)

@@ -66,7 +66,8 @@ EVENTS = joined([event for _, events in CONVERSATION for event in events])
 
 @pytest.mark.parametrize("crc", [False, True])
 def test_a_cut_at_any_byte_changes_nothing(crc):
-    whole = b"".join([data(MINE[:7], 0, crc=crc), control(FrameType.WATERMARK, 4, crc=crc), data(MINE[7:9], 7, crc=crc)])
+    watermark = control(FrameType.WATERMARK, 4, crc=crc)
+    whole = data(MINE[:7], 0, crc=crc) + watermark + data(MINE[7:9], 7, crc=crc)
     expected = [("rows", MINE[:7].tobytes()), ("watermark", 4), ("rows", MINE[7:9].tobytes())]
     for cut in range(len(whole) + 1):
         reader = decoder(crc=crc)

@@ -63,12 +63,16 @@ cdef void clear_dirty(Query *query, PaneSet *panes) noexcept nogil:
     cdef uint32_t i
     cdef uint64_t k
     cdef uint64_t *entry
+    cdef Pane *part
     for i in range(panes.n):
         if panes.panes[i].dirty:
             panes.panes[i].dirty = False
-            for k in range(panes.panes[i].table.capacity):
-                entry = <uint64_t *> (panes.panes[i].table.entries + k * query.layout.stride)
-                entry[0] &= ~DIRTY_BIT
+            part = panes.panes[i]
+            while part != NULL:
+                for k in range(part.table.capacity):
+                    entry = <uint64_t *> (part.table.entries + k * query.layout.stride)
+                    entry[0] &= ~DIRTY_BIT
+                part = part.also
     panes.dirty = False
     panes.revised_until = INT64_MIN
 
@@ -76,7 +80,7 @@ cdef void clear_dirty(Query *query, PaneSet *panes) noexcept nogil:
 cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t end, bint revising) noexcept nogil:
     cdef uint32_t first = pane_position(panes, end - query.size)
     cdef ArenaStatus status
-    cdef bint single = first + 1 >= panes.n or panes.panes[first + 1].start >= end
+    cdef bint single = (first + 1 >= panes.n or panes.panes[first + 1].start >= end) and panes.panes[first].also == NULL
     cdef bint merging = not single
     if merging and query.merged.entries == NULL:
         status = table_init(&query.merged, &query.layout, FIRST_CAPACITY, context.arena)
@@ -88,6 +92,7 @@ cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t e
     panes.revising = revising
     panes.cursor = 0
     panes.merge_next = first
+    panes.merge_part = panes.panes[first]
     if single:
         panes.source = &panes.panes[first].table
         panes.phase = PHASE_EMIT
@@ -101,6 +106,15 @@ cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t e
     return STEP_DONE
 
 
+cdef inline void next_part(PaneSet *panes) noexcept nogil:
+    panes.cursor = 0
+    panes.merge_part = panes.merge_part.also
+    if panes.merge_part == NULL:
+        panes.merge_next += 1
+        if panes.merge_next < panes.n:
+            panes.merge_part = panes.panes[panes.merge_next]
+
+
 cdef Step merge_slice(Query *query, Context *context, PaneSet *panes) noexcept nogil:
     cdef Table *table
     cdef unsigned char *entry
@@ -108,7 +122,7 @@ cdef Step merge_slice(Query *query, Context *context, PaneSet *panes) noexcept n
     cdef ArenaStatus status
     cdef uint32_t budget = SLICE
     while panes.merge_next < panes.n and panes.panes[panes.merge_next].start < panes.firing_end:
-        table = &panes.panes[panes.merge_next].table
+        table = &panes.merge_part.table
         while panes.cursor < table.capacity:
             entry = table.entries + panes.cursor * query.layout.stride
             if (<uint64_t *> entry)[0] & ROWS_MASK:
@@ -118,7 +132,7 @@ cdef Step merge_slice(Query *query, Context *context, PaneSet *panes) noexcept n
                     return STEP_WAIT
                 if into == NULL:            # no room to merge: key by key, which needs none
                     panes.merge_next = pane_position(panes, panes.firing_end - query.size)
-                    panes.source = &panes.panes[panes.merge_next].table
+                    panes.merge_part = panes.panes[panes.merge_next]
                     panes.cursor = 0
                     panes.phase = PHASE_EMIT_UNMERGED
                     return STEP_MORE
@@ -128,8 +142,7 @@ cdef Step merge_slice(Query *query, Context *context, PaneSet *panes) noexcept n
             panes.cursor += 1
             if budget == 0:
                 return STEP_MORE
-        panes.cursor = 0
-        panes.merge_next += 1
+        next_part(panes)
     panes.phase = PHASE_EMIT
     panes.cursor = 0
     return STEP_DONE
@@ -187,31 +200,36 @@ cdef Step emit_slice(Query *query, Context *context, PaneSet *panes, uint32_t gr
 
 
 cdef bint merge_key(Query *query, PaneSet *panes, const unsigned char *entry, unsigned char *into) noexcept nogil:
-    """Entry and what later panes of the window have for its key, in `into`. False: an earlier pane has the key."""
-    cdef uint32_t first = pane_position(panes, panes.firing_end - query.size)
-    cdef uint32_t i
+    """Entry and what later parts of the window have for its key, in `into`. False: an earlier part has the key."""
+    cdef uint32_t i = pane_position(panes, panes.firing_end - query.size)
     cdef unsigned char *found
-    for i in range(first, panes.merge_next):
-        found = table_find(&panes.panes[i].table, &query.layout, <const int64_t *> (entry + 8))
-        if found != NULL and (<uint64_t *> found)[0] & ROWS_MASK:
-            return False
+    cdef Pane *part
+    cdef bint behind = False
     memcpy(into, entry, query.layout.stride)
-    i = panes.merge_next + 1
     while i < panes.n and panes.panes[i].start < panes.firing_end:
-        found = table_find(&panes.panes[i].table, &query.layout, <const int64_t *> (entry + 8))
-        if found != NULL and entry_merge(&query.layout, into, found):
-            fs_store_relaxed(&query.failed, 1)
+        part = panes.panes[i]
+        while part != NULL:
+            if part == panes.merge_part:
+                behind = True
+            else:
+                found = table_find(&part.table, &query.layout, <const int64_t *> (entry + 8))
+                if found != NULL and (<uint64_t *> found)[0] & ROWS_MASK:
+                    if not behind:
+                        return False
+                    if entry_merge(&query.layout, into, found):
+                        fs_store_relaxed(&query.failed, 1)
+            part = part.also
         i += 1
     return True
 
 
 cdef Step emit_unmerged_slice(Query *query, Context *context, PaneSet *panes, uint32_t group) noexcept nogil:
-    """Pane by pane, key by key: slower than a merged table, and needs no memory."""
+    """Part by part, key by key: slower than a merged table, and needs no memory."""
     cdef uint64_t merged[MAX_ENTRY_WORDS]
     cdef unsigned char *entry
     cdef uint32_t budget = SLICE
     while panes.merge_next < panes.n and panes.panes[panes.merge_next].start < panes.firing_end and not query.failed:
-        panes.source = &panes.panes[panes.merge_next].table
+        panes.source = &panes.merge_part.table
         while panes.cursor < panes.source.capacity:
             entry = panes.source.entries + panes.cursor * query.layout.stride
             if (<uint64_t *> entry)[0] & ROWS_MASK and merge_key(query, panes, entry, <unsigned char *> merged) \
@@ -222,8 +240,7 @@ cdef Step emit_unmerged_slice(Query *query, Context *context, PaneSet *panes, ui
             budget -= 1
             if budget == 0:
                 return STEP_MORE
-        panes.cursor = 0
-        panes.merge_next += 1
+        next_part(panes)
     window_fired(query, panes)
     return STEP_DONE
 

@@ -1,7 +1,7 @@
 """What the messages on a worker's two rings mean. Python posts the orders; the worker posts the reports."""
 
 
-cdef enum Order:                  # Python -> worker, on the mailbox
+cdef enum Order:                  # Python -> worker, on the mailbox; what must stay behind fed rows, on `feeds`
     ADD_STREAM = 1                # ptr: StreamState
     ADD_QUERY = 2                 # stream; ptr: Query
     DROP_QUERY = 3                # stream; ptr: Query -> QUERY_GONE
@@ -14,6 +14,15 @@ cdef enum Order:                  # Python -> worker, on the mailbox
     FEED = 10                     # stream, group, slot; ptr: rows, n; tag: ticket
     PING = 11                     # tag -> PONG, at a quiescent point
     HOLD = 12                     # stream, value: 1 = fire nothing (not all expected producers are here)
+    SWEEP = 13                    # ptr: Move: give the group's sessions and sockets to the new owner
+    DRAIN_POINT = 14              # ptr: Move, on `feeds`: nothing of the group was fed behind it -> DRAINED
+    ADVANCE = 15                  # group: what was deferred may go on
+
+
+cdef enum PeerMessage:            # worker -> worker
+    ADOPT = 1                     # ptr: Move: you own the group now; sessions, sockets and positions are inside
+    DRAINED = 2                   # ptr: Move: my panes of the group; I have nothing more
+    SOCKET = 3                    # ptr: Connection: of a group that is yours
 
 
 cdef enum Report:                 # worker -> Python, on the out ring
@@ -21,7 +30,7 @@ cdef enum Report:                 # worker -> Python, on the out ring
     LATE_BLOCK = 2                # ptr: Block; tag: query id
     MARKER_SEEN = 3               # value: the marker's time stamp
     CONNECTION_CLOSED = 4         # ptr: Connection; value: why
-    SESSION_DONE = 5              # stream, slot: ended for every group that this worker owns
+    SESSION_DONE = 5              # stream, slot; value: in so many more groups the session has ended and all has fired
     QUERY_GONE = 6                # ptr: Query
     GIVEN_BACK = 7                # ptr: memory that Python lent with an order
     PONG = 8                      # tag

@@ -7,7 +7,8 @@ slice that windows share, so a window is a run of panes.
 Invariants:
 - every pane of a set is one that an unfired window, or a window within its allowed lateness, still needs;
 - a window whose end is at or before `fired_until` has fired, and fires again only as a revision;
-- between the passing of a watermark and the end of the firing that it causes, no row is processed.
+- between the passing of a watermark and the end of the firing that it causes, no row is processed;
+- a pane with `also` is the sum of its parts; only the first part takes rows.
 """
 
 from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
@@ -33,8 +34,9 @@ cdef enum Phase:
 
 cdef struct Pane:
     int64_t start
-    Table table
+    Table table               # where rows go
     bint dirty
+    Pane *also                # partials of the same pane that came from other workers; merged when it fires
     uint32_t *fired           # how often each of its windows has, by end; only with allowed lateness
 
 
@@ -56,6 +58,7 @@ cdef struct PaneSet:
     int64_t revised_until
     uint32_t revision
     uint32_t merge_next
+    Pane *merge_part          # of the pane at merge_next
     uint64_t cursor
     Table *source
 
@@ -144,6 +147,9 @@ cdef void query_release(Query *query, Arena *arena) noexcept nogil
 cdef uint32_t pane_position(const PaneSet *panes, int64_t start) noexcept nogil
 cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_t start, Pane **out) noexcept nogil
 cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noexcept nogil
+cdef void pane_absorb(Query *query, Context *context, Pane *pane, Pane *other) noexcept nogil
+cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *other) noexcept nogil
+cdef void panes_reset(PaneSet *panes) noexcept nogil
 cdef bint next_due(Query *query, PaneSet *panes, int64_t watermark, int64_t *end) noexcept nogil
 cdef int64_t first_open_end(Query *query, PaneSet *panes) noexcept nogil
 cdef bint hand_over(Output *output, Context *context, uint32_t kind, Query *query) noexcept nogil

@@ -5,24 +5,31 @@ from libc.string cimport memcpy, memmove, memset
 
 from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, Arena, ArenaStatus, arena_alloc, arena_release
 from flexstream.cython_ext.blocks cimport Block, Output, output_block
-from flexstream.cython_ext.includes.native cimport fs_count
+from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed
 from flexstream.cython_ext.messages cimport LATE_BLOCK, RESULT_BLOCK
-from flexstream.cython_ext.partial cimport table_destroy, table_init
+from flexstream.cython_ext.partial cimport (
+    ROWS_MASK, entry_merge, table_destroy, table_init, table_locate, table_room,
+)
 from flexstream.cython_ext.ring cimport Message, ring_push
 
 cdef enum:
     FIRST_CAPACITY = 16
     MOST_EXPECTED = 1 << 16
+    FOLD_AT_ONCE = 64         # a part with so few keys is not worth a link
+
+
+cdef void panes_reset(PaneSet *panes) noexcept nogil:
+    memset(panes, 0, sizeof(PaneSet))
+    panes.watermark = INT64_MIN
+    panes.late_before = INT64_MIN
+    panes.fired_until = INT64_MIN
+    panes.revised_until = INT64_MIN
 
 
 cdef void query_init(Query *query) noexcept nogil:
     cdef uint32_t g
     for g in range(query.groups):
-        memset(&query.sets[g], 0, sizeof(PaneSet))
-        query.sets[g].watermark = INT64_MIN
-        query.sets[g].late_before = INT64_MIN
-        query.sets[g].fired_until = INT64_MIN
-        query.sets[g].revised_until = INT64_MIN
+        panes_reset(&query.sets[g])
 
 
 cdef uint32_t pane_position(const PaneSet *panes, int64_t start) noexcept nogil:
@@ -98,6 +105,15 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
     return ARENA_OK
 
 
+cdef void drop_pane(Query *query, Arena *arena, Pane *pane) noexcept nogil:
+    cdef Pane *following
+    while pane != NULL:
+        following = pane.also
+        table_destroy(&pane.table, arena)
+        arena_release(arena, pane, pane_bytes(query))
+        pane = following
+
+
 cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noexcept nogil:
     """Free the n oldest panes."""
     cdef uint32_t i
@@ -107,11 +123,80 @@ cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noe
             panes.recent = NULL
         if panes.panes[i] == panes.previous:
             panes.previous = NULL
-        table_destroy(&panes.panes[i].table, arena)
-        arena_release(arena, panes.panes[i], pane_bytes(query))
+        drop_pane(query, arena, panes.panes[i])
     panes.n -= n
     memmove(panes.panes, panes.panes + n, panes.n * sizeof(Pane *))
     fs_count(&query.counters.open_panes, -<uint64_t> n)
+
+
+cdef void pane_absorb(Query *query, Context *context, Pane *pane, Pane *other) noexcept nogil:
+    """`other` becomes a part of `pane`: folded in when it is small, linked when it is not."""
+    cdef uint64_t k
+    cdef unsigned char *entry
+    cdef unsigned char *into
+    cdef Pane *last = other
+    pane.dirty = pane.dirty or other.dirty
+    if other.also == NULL and other.table.used <= FOLD_AT_ONCE \
+            and table_room(&pane.table) >= other.table.used:
+        for k in range(other.table.capacity):
+            entry = other.table.entries + k * query.layout.stride
+            if (<uint64_t *> entry)[0] & ROWS_MASK:
+                table_locate(&pane.table, &query.layout, <int64_t *> (entry + 8), NULL, 1, &into, context.arena)
+                if entry_merge(&query.layout, into, entry):
+                    fs_store_relaxed(&query.failed, 1)
+        drop_pane(query, context.arena, other)
+        return
+    while last.also != NULL:
+        last = last.also
+    last.also = pane.also
+    pane.also = other
+
+
+cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *other) noexcept nogil:
+    """Take the panes of another worker's set by pointer. False: no memory yet, nothing changed; try again.
+
+    Where both have a pane, the other's stays, with what its windows have fired, and ours becomes a part of it.
+    """
+    cdef Pane **merged
+    cdef void *memory
+    cdef uint32_t n = 0
+    cdef uint32_t capacity = 16
+    cdef uint32_t mine = 0
+    cdef uint32_t theirs = 0
+    if other.n == 0:
+        if other.panes != NULL:
+            arena_release(context.arena, other.panes, other.capacity * sizeof(Pane *))
+        return True
+    while capacity < panes.n + other.n:
+        capacity *= 2
+    if arena_alloc(context.arena, capacity * sizeof(Pane *), &memory) != ARENA_OK:
+        return False
+    merged = <Pane **> memory
+    while mine < panes.n or theirs < other.n:
+        if mine == panes.n or (theirs < other.n and other.panes[theirs].start < panes.panes[mine].start):
+            merged[n] = other.panes[theirs]
+            theirs += 1
+        elif theirs == other.n or panes.panes[mine].start < other.panes[theirs].start:
+            merged[n] = panes.panes[mine]
+            mine += 1
+        else:
+            merged[n] = other.panes[theirs]
+            pane_absorb(query, context, merged[n], panes.panes[mine])
+            mine += 1
+            theirs += 1
+            fs_count(&query.counters.open_panes, -<uint64_t> 1)
+        panes.dirty = panes.dirty or merged[n].dirty
+        n += 1
+    if panes.panes != NULL:
+        arena_release(context.arena, panes.panes, panes.capacity * sizeof(Pane *))
+    arena_release(context.arena, other.panes, other.capacity * sizeof(Pane *))
+    fs_count(&query.counters.open_panes, other.n)
+    panes.panes = merged
+    panes.n = n
+    panes.capacity = capacity
+    panes.recent = NULL
+    panes.previous = NULL
+    return True
 
 
 cdef void query_release(Query *query, Arena *arena) noexcept nogil:

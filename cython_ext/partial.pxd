@@ -70,6 +70,11 @@ cdef struct Table:
     uint32_t dirty            # entries changed since their window fired
 
 
+cdef inline uint32_t table_room(const Table *table) noexcept nogil:
+    """How many new keys it takes before it has to grow."""
+    return table.capacity // 2 - table.used if table.used < table.capacity // 2 else 0
+
+
 cdef enum:
     SUM_OVERFLOW = 1
 

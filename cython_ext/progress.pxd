@@ -8,7 +8,8 @@ from libc.stdint cimport int64_t, uint32_t
 
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT
 from flexstream.cython_ext.panes cimport Step
-from flexstream.cython_ext.worker cimport Connection, StreamState, WorkerState
+from flexstream.cython_ext.shared cimport Connection
+from flexstream.cython_ext.worker cimport StreamState, WorkerState
 
 cdef int64_t NO_WATERMARK
 cdef int64_t END_OF_STREAM
@@ -21,19 +22,14 @@ cdef inline int64_t finite(int64_t watermark) noexcept nogil:
     return -FS_TIME_LIMIT if watermark < -FS_TIME_LIMIT else watermark
 
 
-cdef inline void session_is_done(StreamState *stream, uint32_t slot) noexcept nogil:
-    """Reported once the firings that its end causes are through."""
-    if not stream.session_done[slot]:
-        stream.session_done[slot] = 1
-        stream.n_done += 1
-
-
 cdef Step worker_progress(WorkerState *worker) noexcept nogil
 cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,
                      size_t n) noexcept nogil
 cdef void begin_advance(WorkerState *worker, StreamState *stream, uint32_t group, uint32_t end) noexcept nogil
+cdef void begin_revision(WorkerState *worker, StreamState *stream, uint32_t group) noexcept nogil
 cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot, uint32_t group,
                         int64_t watermark) noexcept nogil
+cdef void detach(WorkerState *worker, Connection *connection) noexcept nogil
 cdef void close_connection(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil
 cdef void send_ack(Connection *connection) noexcept nogil
 cdef bint report(WorkerState *worker, uint32_t kind, uint32_t stream, uint32_t slot, void *ptr, int64_t value,

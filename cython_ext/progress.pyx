@@ -11,14 +11,15 @@ from flexstream.cython_ext.firing cimport query_fire
 from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_DEL, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, send,
 )
-from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed, fs_store_release
+from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_relaxed, fs_store_release
 from flexstream.cython_ext.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_DONE
 from flexstream.cython_ext.panes cimport (
     STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_has_late_room,
 )
 from flexstream.cython_ext.ring cimport Message, ring_push
+from flexstream.cython_ext.shared cimport Connection
 from flexstream.cython_ext.worker cimport (
-    SESSION_IS_IDLE, SESSION_LIVE, Advance, Connection, Item, StreamState, WorkerState,
+    SESSION_IS_IDLE, SESSION_LIVE, Advance, Item, StreamState, WorkerState,
 )
 
 NO_WATERMARK = INT64_MIN
@@ -118,11 +119,7 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
         item.done += n
         item.next_query = 0
     if revise:
-        worker.advance.stream = stream
-        worker.advance.group = item.group
-        worker.advance.end = item.group + 1
-        worker.advance.started = False
-        worker.advance.revise = True
+        begin_revision(worker, stream, item.group)
     if item.done == item.n:
         item.stream = NULL
     return STEP_DONE
@@ -161,6 +158,36 @@ cdef void begin_advance(WorkerState *worker, StreamState *stream, uint32_t group
     worker.advance.revise = False
 
 
+cdef void begin_revision(WorkerState *worker, StreamState *stream, uint32_t group) noexcept nogil:
+    """Windows that have fired and changed since fire again."""
+    begin_advance(worker, stream, group, group + 1)
+    worker.advance.revise = True
+
+
+cdef bint owed(WorkerState *worker, uint32_t group) noexcept nogil:
+    """Whether somebody else may still have rows of the group: then nothing of it fires."""
+    return worker.flags.flag[group] and (worker.awaiting[group]
+                                         or fs_load_acquire(&worker.shared.counter[group]) != 0)
+
+
+cdef void count_ends(StreamState *stream, uint32_t group) noexcept nogil:
+    """Sessions whose end in the group has done all that it will do."""
+    cdef size_t at = <size_t> group * stream.max_sessions
+    cdef uint32_t slot
+    stream.ends_due[group] = 0
+    for slot in range(stream.slots_high):
+        if stream.session_watermark[at + slot] == END_OF_STREAM and not stream.counted[at + slot]:
+            stream.counted[at + slot] = 1
+            stream.n_done += stream.session_done[slot] == 0
+            stream.session_done[slot] += 1
+
+
+cdef inline void finish_advance(StreamState *stream, Advance *advance) noexcept nogil:
+    if stream.ends_due[advance.group]:
+        count_ends(stream, advance.group)
+    advance.group += 1
+
+
 cdef Step run_advance(WorkerState *worker) noexcept nogil:
     cdef Advance *advance = &worker.advance
     cdef StreamState *stream = advance.stream
@@ -169,18 +196,21 @@ cdef Step run_advance(WorkerState *worker) noexcept nogil:
     cdef int64_t watermark
     while advance.group < advance.end:
         if not advance.started:
-            watermark = NO_WATERMARK
-            if stream.owned[advance.group]:
-                if not advance.revise:
-                    watermark = group_minimum(stream, advance.group)
-                    if watermark == NO_WATERMARK or watermark <= stream.watermark[advance.group]:
-                        advance.group += 1
-                        continue
-                    if watermark != END_OF_STREAM:
-                        fs_store_relaxed(<uint64_t *> &stream.watermark[advance.group], <uint64_t> watermark)
-            else:
+            if not stream.owned[advance.group]:
                 advance.group += 1
                 continue
+            if owed(worker, advance.group):
+                stream.deferred[advance.group] = 1
+                advance.group += 1
+                continue
+            watermark = NO_WATERMARK
+            if not advance.revise:
+                watermark = group_minimum(stream, advance.group)
+                if watermark == NO_WATERMARK or watermark <= stream.watermark[advance.group]:
+                    finish_advance(stream, advance)
+                    continue
+                if watermark != END_OF_STREAM:
+                    fs_store_relaxed(<uint64_t *> &stream.watermark[advance.group], <uint64_t> watermark)
             advance.watermark = watermark
             advance.started = True
             advance.next_query = 0
@@ -192,22 +222,24 @@ cdef Step run_advance(WorkerState *worker) noexcept nogil:
                 return step
             advance.next_query += 1
         advance.started = False
-        advance.group += 1
+        finish_advance(stream, advance)
     advance.stream = NULL
     return STEP_DONE
 
 
 cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot, uint32_t group,
                         int64_t watermark) noexcept nogil:
-    """The session promises no earlier row in the group. Reports SESSION_DONE when it has ended in all groups."""
+    """The session promises no earlier row in the group.
+
+    It is noted for groups of other workers too: one of them may be adopted here before its old owner has read the
+    same order, and then nobody else would know.
+    """
     cdef int64_t *current = &stream.session_watermark[<size_t> group * stream.max_sessions + slot]
-    if watermark <= current[0] or not stream.owned[group]:
+    if watermark <= current[0]:
         return
     fs_store_relaxed(<uint64_t *> current, <uint64_t> watermark)
-    if watermark == END_OF_STREAM:
-        stream.ended_groups[slot] += 1
-        if stream.ended_groups[slot] == stream.n_owned:
-            session_is_done(stream, slot)
+    if watermark == END_OF_STREAM and stream.owned[group]:
+        stream.ends_due[group] = 1
 
 
 # Connections
@@ -242,8 +274,8 @@ cdef void push_limbo(WorkerState *worker) noexcept nogil:
         worker.limbo = following
 
 
-cdef void close_connection(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil:
-    """Stop serving it and give it back to Python, which tells the peer why and closes the socket."""
+cdef void detach(WorkerState *worker, Connection *connection) noexcept nogil:
+    """Stop serving it."""
     cdef StreamState *stream = worker.streams[connection.stream]
     cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
     epoll_ctl(worker.epoll_fd, EPOLL_CTL_DEL, connection.fd, NULL)
@@ -259,8 +291,13 @@ cdef void close_connection(WorkerState *worker, Connection *connection, int64_t 
     if worker.serving == connection:
         worker.serving = NULL
     fs_store_relaxed(&worker.n_connections, worker.n_connections - 1)
-    connection.closed_why = why
     worker.last_closed = connection
+
+
+cdef void close_connection(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil:
+    """Stop serving it and give it back to Python, which tells the peer why and closes the socket."""
+    detach(worker, connection)
+    connection.closed_why = why
     connection.next = worker.limbo
     connection.previous = NULL
     worker.limbo = connection
@@ -344,6 +381,6 @@ cdef void report_done_sessions(WorkerState *worker) noexcept nogil:
         for q in range(stream.n_queries):
             flushed = query_flush(stream.queries[q], &worker.context) and flushed
         for slot in range(stream.slots_high if flushed else 0):
-            if stream.session_done[slot] and report(worker, SESSION_DONE, s, slot, NULL, 0, 0):
+            if stream.session_done[slot] and report(worker, SESSION_DONE, s, slot, NULL, stream.session_done[slot], 0):
                 stream.session_done[slot] = 0
                 stream.n_done -= 1

@@ -6,7 +6,8 @@ from libc.stdlib cimport calloc, free
 from flexstream.cython_ext.includes.native cimport fs_load_relaxed
 from flexstream.cython_ext.murmur3 cimport KeyHasher
 from flexstream.cython_ext.program cimport BATCH
-from flexstream.cython_ext.worker cimport Connection, StreamState
+from flexstream.cython_ext.shared cimport Connection
+from flexstream.cython_ext.worker cimport StreamState
 
 
 cdef void *zeroed(size_t n) except NULL:
@@ -33,21 +34,22 @@ cdef class StreamHandle:
         self.state.batch_rows = max(8, min(<int> BATCH, batch_bytes // <int> self.state.row_bytes))
         self.state.max_sessions = max_sessions
         self.state.key = hasher.spec
-        self.state.owned = <uint8_t *> zeroed(groups)
+        self.state.owned = <uint64_t *> zeroed(groups * 8)
+        self.state.deferred = <uint8_t *> zeroed(groups)
+        self.state.ends_due = <uint8_t *> zeroed(groups)
+        self.state.counted = <uint8_t *> zeroed(cells)
         self.state.watermark = <int64_t *> zeroed(groups * 8)
         self.state.session_watermark = <int64_t *> zeroed(cells * 8)
         self.state.next_row = <uint64_t *> zeroed(cells * 8)
         self.state.connection = <Connection **> zeroed(cells * 8)
         self.state.session_state = <uint8_t *> zeroed(max_sessions)
-        self.state.ended_groups = <uint32_t *> zeroed(max_sessions * 4)
-        self.state.session_done = <uint8_t *> zeroed(max_sessions)
+        self.state.session_done = <uint32_t *> zeroed(max_sessions * 4)
         self.state.seen_ns = <uint64_t *> zeroed(max_sessions * 8)
         self.state.group_rows = <uint64_t *> zeroed(groups * 8)
         for g in range(groups):
             self.state.watermark[g] = INT64_MIN
             if placement[g] == worker:
                 self.state.owned[g] = 1
-                self.state.n_owned += 1
 
     def __dealloc__(self):
         if self.state != NULL:
@@ -57,7 +59,9 @@ cdef class StreamHandle:
             free(self.state.next_row)
             free(self.state.connection)
             free(self.state.session_state)
-            free(self.state.ended_groups)
+            free(self.state.deferred)
+            free(self.state.ends_due)
+            free(self.state.counted)
             free(self.state.session_done)
             free(self.state.seen_ns)
             free(self.state.group_rows)
@@ -80,7 +84,7 @@ cdef class StreamHandle:
         found = {}
         for g in range(self.state.groups):
             watermark = <int64_t> fs_load_relaxed(<uint64_t *> &self.state.watermark[g])
-            if self.state.owned[g] and watermark != INT64_MIN:
+            if fs_load_relaxed(&self.state.owned[g]) and watermark != INT64_MIN:
                 found[g] = watermark
         return found
 
@@ -90,7 +94,7 @@ cdef class StreamHandle:
         cdef int64_t least = INT64_MAX
         cdef int64_t watermark
         for g in range(self.state.groups):
-            if self.state.owned[g]:
+            if fs_load_relaxed(&self.state.owned[g]):
                 watermark = <int64_t> fs_load_relaxed(
                     <uint64_t *> &self.state.session_watermark[<size_t> g * self.state.max_sessions + slot])
                 least = min(least, watermark)

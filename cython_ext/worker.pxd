@@ -9,7 +9,10 @@ Threads and who writes what
 - `sleeping` is set by the worker before it blocks in epoll_wait, with a full fence, and read by whoever posts:
   a post wakes the worker by eventfd only if it sleeps. `reader_sleeping` is the same the other way.
 
-The loop: mailbox -> receive into the hot block -> decode -> kernels -> fire windows -> flush -> quiescent point.
+- what several workers read and write is in shared.pxd; what they send each other is in moving.pyx.
+
+The loop: mailbox -> rings of other workers -> receive into the hot block -> decode -> kernels -> fire windows ->
+flush -> quiescent point.
 Nothing on that path allocates, locks, logs or takes the GIL. What it works on (the current item) can stop at any
 batch when an output block or memory is missing: the worker then reads no socket until it can go on, and TCP tells
 the producers.
@@ -18,11 +21,11 @@ the producers.
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 
 from flexstream.cython_ext.arena cimport Arena
-from flexstream.cython_ext.decoder cimport Decoder
 from flexstream.cython_ext.murmur3 cimport KeySpec
 from flexstream.cython_ext.panes cimport Context, Query
 from flexstream.cython_ext.program cimport Scratch
-from flexstream.cython_ext.ring cimport Ring
+from flexstream.cython_ext.ring cimport Message, Ring
+from flexstream.cython_ext.shared cimport Connection, Flags, Move, Shared
 
 cdef enum:
     MAX_STREAMS = 64
@@ -34,27 +37,6 @@ cdef enum SessionState:
     SESSION_IS_IDLE = 2
 
 
-cdef struct Connection:
-    int fd
-    uint32_t stream
-    uint32_t group
-    uint32_t slot
-    Decoder decoder
-    unsigned char *carry          # undecoded bytes; as large as a row (a frame, with CRC)
-    uint64_t carry_n
-    uint64_t carry_capacity
-    unsigned char *hello_ack      # the whole ACK frame, made by the acceptor; the worker fills in the sequence
-    uint64_t hello_ack_n
-    uint64_t ack_bytes            # 0: no ACKs wanted
-    uint64_t unacked_bytes
-    uint64_t acked_row
-    uint64_t rows                 # counter
-    Connection *next
-    Connection *previous
-    uint64_t id
-    int64_t closed_why
-
-
 cdef struct StreamState:
     uint32_t index
     uint32_t groups
@@ -62,25 +44,26 @@ cdef struct StreamState:
     uint32_t batch_rows
     uint32_t max_sessions
     uint32_t slots_high           # one past the highest slot in use
-    uint32_t n_owned
     uint32_t n_queries
     uint32_t hold
     KeySpec key
-    uint8_t *owned                # [groups]
+    uint64_t *owned               # [groups]; others may read it, relaxed
+    uint8_t *deferred             # [groups] a firing waits until nobody owes the group anything
+    uint8_t *ends_due             # [groups] a session's end is to be counted when its firings are through
     int64_t *watermark            # [groups]
     int64_t *session_watermark    # [groups * max_sessions]
     uint64_t *next_row            # [groups * max_sessions]
     Connection **connection       # [groups * max_sessions]
+    uint8_t *counted              # [groups * max_sessions] the session's end in the group is counted
     uint8_t *session_state        # [max_sessions]
-    uint32_t *ended_groups        # [max_sessions]
     uint64_t *seen_ns             # [max_sessions] when the session was last heard of; read by Python
     Query *queries[MAX_QUERIES]
     uint64_t received
     uint64_t applied
     uint64_t late
     uint64_t rejected
-    uint32_t n_done               # sessions that have ended here and were not reported yet
-    uint8_t *session_done         # [max_sessions] which
+    uint32_t n_done               # sessions with ends that were not reported yet
+    uint32_t *session_done        # [max_sessions] in how many groups
     uint64_t *group_rows          # [groups]
 
 
@@ -116,8 +99,18 @@ cdef struct WorkerState:
     uint32_t busy_poll
     uint32_t stopping             # 1 read the sockets empty, then end; 2 end
     uint64_t drain_until_ns
-    Ring mailbox
+    Ring mailbox                  # orders
+    Ring feeds                    # fed rows, and the orders that must stay behind them
+    Message next_feed             # taken off `feeds`, when `feed_waits`: orders of the mailbox come before it
+    bint feed_waits
     Ring out
+    Shared *shared
+    Flags *flags                  # as of the last quiescent point
+    uint64_t seen                 # its version
+    uint8_t *awaiting             # [groups] adopted, and DRAINED is not here yet
+    Move *adopting                # moves to here that are not settled
+    Connection *held_sockets      # to be forwarded: the ring was full
+    Connection *parked            # of groups that will be adopted here
     uint64_t sleeping
     uint64_t reader_sleeping
     uint64_t stop_wanted          # Python sets it: 1 work off what was received, 2 do not wait for readers either

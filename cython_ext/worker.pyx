@@ -19,21 +19,21 @@ from flexstream.cython_ext.includes.native cimport (
     fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
 )
 from flexstream.cython_ext.messages cimport (
-    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, CONNECTION_CLOSED, DROP_QUERY, FEED, GIVEN_BACK, HOLD, LATE_BLOCK,
-    MARKER_SEEN, PING, PONG, QUERY_GONE, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE, SESSION_END,
-    SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK,
+    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CONNECTION_CLOSED, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD,
+    LATE_BLOCK,
+    MARKER_SEEN, PING, PONG, QUERY_GONE, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE,
+    SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, SWEEP,
 )
 from flexstream.cython_ext.panes cimport Query
+from flexstream.cython_ext.placement cimport MoveHandle, Placement
 from flexstream.cython_ext.program cimport Scratch
 from flexstream.cython_ext.queries cimport QueryState
 from flexstream.cython_ext.ring cimport (
-    Message, ring_empty, ring_free, ring_free_slots, ring_init, ring_pop, ring_push,
+    Message, Ring, ring_empty, ring_free, ring_init, ring_pop, ring_push,
 )
+from flexstream.cython_ext.shared cimport Connection, Flags
 from flexstream.cython_ext.streams cimport StreamHandle, zeroed
 from flexstream.cython_ext.worker_loop cimport worker_main
-
-cdef enum:
-    FEED_SPARE = 4096             # mailbox slots that fed rows leave to orders, which must get through
 
 cdef extern from "<stdlib.h>" nogil:
     void *aligned_alloc(size_t alignment, size_t n) noexcept
@@ -63,6 +63,7 @@ cdef class Worker:
     cdef pthread_t thread
     cdef bint running
     cdef Allocator allocator
+    cdef Placement placement
     cdef readonly int index
     cdef object lock
     cdef dict lent
@@ -73,12 +74,13 @@ cdef class Worker:
     cdef uint64_t tickets
     cdef uint64_t connection_ids
 
-    def __cinit__(self, int index, int cpu, Allocator allocator, *, int frame_bytes=32768,
+    def __cinit__(self, int index, int cpu, Allocator allocator, Placement placement, *, int frame_bytes=32768,
                   int max_frame_bytes=1 << 20, uint64_t state_bytes=1 << 32, uint64_t chunk_bytes=1 << 22,
-                  int mailbox=65536, int reader_fd=-1, bint busy_poll=False, int batch_bytes=65536):
+                  int mailbox=8192, int feeds=65536, int reader_fd=-1, bint busy_poll=False, int batch_bytes=65536):
         cdef epoll_event event
         self.index = index
         self.allocator = allocator
+        self.placement = placement
         self.lock = threading.Lock()
         self.lent = {}
         self.streams = []
@@ -102,13 +104,18 @@ cdef class Worker:
         self.state.block = <unsigned char *> aligned_alloc(4096, (3 * frame_bytes + 16384 + 8191) & ~4095)
         self.state.scratch = <Scratch *> zeroed(sizeof(Scratch))
         if (self.state.block == NULL or not ring_init(&self.state.mailbox, mailbox)
-                or not ring_init(&self.state.out, 8192)
+                or not ring_init(&self.state.feeds, feeds) or not ring_init(&self.state.out, 8192)
                 or not arena_init(&self.state.arena, chunk_bytes, state_bytes, allocator.wake_fd)):
             raise MemoryError("no memory for a worker")
         memset(self.state.block, 0, (3 * frame_bytes + 16384 + 8191) & ~4095)
         self.state.context.arena = &self.state.arena
         self.state.context.scratch = self.state.scratch
         self.state.context.out = &self.state.out
+        self.state.shared = placement.shared
+        self.state.flags = <Flags *> <void *> placement.shared.flags
+        self.state.seen = self.state.flags.version
+        self.state.awaiting = <uint8_t *> zeroed(placement.shared.groups)
+        placement.join(index, &self.state.sleeping, &self.state.seen, self.state.wake_fd)
         allocator.serve_arena(&self.state.arena)
 
     def __dealloc__(self):
@@ -118,7 +125,9 @@ cdef class Worker:
             fs_store_release(&self.state.stop_wanted, 2)
             pthread_join(self.thread, NULL)
         ring_free(&self.state.mailbox)
+        ring_free(&self.state.feeds)
         ring_free(&self.state.out)
+        free(self.state.awaiting)
         free(self.state.block)
         free(self.state.scratch)
         if self.state.epoll_fd > 0:
@@ -173,13 +182,19 @@ cdef class Worker:
     # -- orders
 
     cdef post(self, Message message):
+        """An order that is obeyed as soon as possible, before what was fed and is still waiting."""
+        self.push(&self.state.mailbox, &message)
+
+    cdef post_behind(self, Message message):
+        """An order that is obeyed when all that was fed before has been worked off."""
+        self.push(&self.state.feeds, &message)
+
+    cdef push(self, Ring *ring, Message *message):
         cdef uint64_t one = 1
-        cdef uint64_t spare = FEED_SPARE if message.kind == FEED else 0
         cdef bint pushed = False
         while True:
             with self.lock:
-                if ring_free_slots(&self.state.mailbox) > spare:
-                    pushed = ring_push(&self.state.mailbox, &message)
+                pushed = ring_push(ring, message)
             if pushed:
                 break
             if self.ended:
@@ -201,10 +216,10 @@ cdef class Worker:
         self.lent[<size_t> query.query] = query
         self.allocator.serve_output(&query.query.results)
         self.allocator.serve_output(&query.query.late)
-        self.post(order(ADD_QUERY, stream, 0, 0, query.query))
+        self.post_behind(order(ADD_QUERY, stream, 0, 0, query.query))
 
     def drop_query(self, int stream, QueryState query):
-        self.post(order(DROP_QUERY, stream, 0, 0, query.query))
+        self.post_behind(order(DROP_QUERY, stream, 0, 0, query.query))
 
     def register_session(self, int stream, int slot):
         self.post(order(REGISTER_SESSION, stream, slot, 0, NULL))
@@ -212,12 +227,18 @@ cdef class Worker:
     def free_session(self, int stream, int slot):
         self.post(order(SESSION_FREE, stream, slot, 0, NULL))
 
-    def session_watermark(self, int stream, int slot, int64_t watermark, bytes except_groups=None):
-        """For every group that the bitmap does not name."""
-        self.post(order(SESSION_WATERMARK, stream, slot, watermark, self.lend(except_groups)))
+    def session_watermark(self, int stream, int slot, int64_t watermark, bytes except_groups=None, *, bint fed=False):
+        """For every group that the bitmap does not name. `fed`: of the session whose rows are fed."""
+        self.promise(order(SESSION_WATERMARK, stream, slot, watermark, self.lend(except_groups)), fed)
 
-    def end_session(self, int stream, int slot, bytes except_groups=None):
-        self.post(order(SESSION_END, stream, slot, 0, self.lend(except_groups)))
+    def end_session(self, int stream, int slot, bytes except_groups=None, *, bint fed=False):
+        self.promise(order(SESSION_END, stream, slot, 0, self.lend(except_groups)), fed)
+
+    cdef promise(self, Message message, bint fed):
+        if fed:
+            self.post_behind(message)
+        else:
+            self.post(message)
 
     def session_idle(self, int stream, int slot, bint idle):
         self.post(order(SESSION_IDLE, stream, slot, idle, NULL))
@@ -229,6 +250,22 @@ cdef class Worker:
         """Answered by ("pong", tag) among the reports, after everything posted before was worked off."""
         cdef Message message = order(PING, 0, 0, 0, NULL)
         message.tag = tag
+        self.post_behind(message)
+
+    def sweep(self, MoveHandle move):
+        """Give the group to its new owner. Keep the handle until it has `arrived`."""
+        self.post(order(SWEEP, 0, 0, 0, move.move))
+
+    def drain_point(self, MoveHandle move):
+        """Behind `sweep`, and behind the last rows of the group that were fed to this worker."""
+        self.post_behind(order(DRAIN_POINT, 0, 0, 0, move.move))
+
+    def advance(self, int stream, int group):
+        """What was deferred while the group was flagged may go on."""
+        cdef Message message = order(ADVANCE, stream, 0, 1, NULL)
+        message.group = group
+        self.post(message)
+        message.value = 0
         self.post(message)
 
     def feed(self, int stream, int group, int slot, const unsigned char[::1] rows, uint64_t row_bytes):
@@ -239,7 +276,7 @@ cdef class Worker:
             message = order(FEED, stream, slot, 0, <void *> &rows[0])
             message.group = group
             message.n = n
-            self.post(message)
+            self.post_behind(message)
             self.tickets += 1
         return self.tickets
 
@@ -340,7 +377,7 @@ cdef class Worker:
         if message.kind == CONNECTION_CLOSED:
             return self.read_closed(<Connection *> message.ptr)
         if message.kind == SESSION_DONE:
-            return ("session_done", message.stream, message.slot)
+            return ("session_done", message.stream, message.slot, message.value)
         if message.kind == SESSION_AWAKE:
             return ("session_awake", message.stream, message.slot)
         if message.kind == QUERY_GONE:

@@ -3,28 +3,32 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy, memset
 
-from flexstream.cython_ext.decoder cimport FAULT_FENCED, FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
+from flexstream.cython_ext.decoder cimport FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
 from flexstream.cython_ext.firing cimport query_fire
 from flexstream.cython_ext.includes.linux cimport (
-    CPU_SET, CPU_ZERO, EAGAIN, EINTR, EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, cpu_set_t, epoll_ctl,
-    epoll_event, epoll_wait, errno, poll, pollfd, read, recv, sched_setaffinity, send, write,
+    CPU_SET, CPU_ZERO, EAGAIN, EINTR, MSG_DONTWAIT, cpu_set_t, epoll_event, epoll_wait, errno, poll, pollfd, read, recv,
+    sched_setaffinity, write,
 )
 from flexstream.cython_ext.includes.native cimport (
     fs_count, fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
     fs_thread_cpu_ns, fs_thread_id,
 )
 from flexstream.cython_ext.messages cimport (
-    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, DROP_QUERY, FEED, GIVEN_BACK, HOLD, PING, PONG, QUERY_GONE,
-    REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK,
+    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD, PING, PONG,
+    QUERY_GONE, REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, SWEEP,
+)
+from flexstream.cython_ext.moving cimport (
+    drain, forward_held, give_back_sockets, next_due_advance, peers_wait, quiescent, read_peer, sweep, take_socket,
 )
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
 from flexstream.cython_ext.progress cimport (
-    END_OF_STREAM, NO_WATERMARK, begin_advance, begin_rows, close_connection, finite, push_limbo, raise_session, report,
-    send_ack, session_is_done, worker_progress,
+    END_OF_STREAM, NO_WATERMARK, begin_advance, begin_revision, begin_rows, close_connection, finite, push_limbo,
+    raise_session, report, send_ack, worker_progress,
 )
 from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free_slots, ring_pop
+from flexstream.cython_ext.shared cimport Connection, Move
 from flexstream.cython_ext.worker cimport (
-    MAX_QUERIES, SESSION_IS_IDLE, SESSION_LIVE, SESSION_NONE, Connection, StreamState, WorkerState,
+    MAX_QUERIES, SESSION_IS_IDLE, SESSION_LIVE, SESSION_NONE, StreamState, WorkerState,
 )
 
 cdef enum:
@@ -33,6 +37,7 @@ cdef enum:
     ACK_TICK_MS = 25
     IDLE_TICK_MS = 1000
     DRAIN_NS = 1000000000         # what was received by then is worked off well before; who sends on would never end
+    FEEDS_PER_TURN = 64           # fed pieces before the sockets get their turn
     RING_RESERVE = 64             # reports that must fit before anything that may report is begun
 
 
@@ -65,40 +70,6 @@ cdef void drop_query(WorkerState *worker, StreamState *stream, Query *query) noe
     report(worker, QUERY_GONE, stream.index, 0, query, 0, query.id)
 
 
-cdef void add_connection(WorkerState *worker, Connection *connection) noexcept nogil:
-    """Fence an older connection of the same session and group, say which row is wanted next, begin to serve."""
-    cdef StreamState *stream = worker.streams[connection.stream]
-    cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
-    cdef epoll_event event
-    cdef uint64_t next_row
-    if stream.connection[at] != NULL:
-        close_connection(worker, stream.connection[at], FAULT_FENCED)
-    connection.decoder.next_row = stream.next_row[at]
-    connection.acked_row = connection.decoder.next_row
-    stream.connection[at] = connection
-    connection.previous = NULL
-    connection.next = worker.connections
-    if worker.connections != NULL:
-        worker.connections.previous = connection
-    worker.connections = connection
-    fs_store_relaxed(&worker.n_connections, worker.n_connections + 1)
-    if stream.session_state[connection.slot] == SESSION_NONE:
-        close_connection(worker, connection, FAULT_NO_SESSION)
-        return
-    if worker.stopping:
-        close_connection(worker, connection, FAULT_SHUTTING_DOWN)
-        return
-    next_row = connection.decoder.next_row
-    memcpy(connection.hello_ack + 24, &next_row, 8)
-    event.events = EPOLLIN
-    event.data.ptr = connection
-    if send(connection.fd, connection.hello_ack, connection.hello_ack_n, MSG_DONTWAIT | MSG_NOSIGNAL) \
-            != <int64_t> connection.hello_ack_n:
-        close_connection(worker, connection, -errno)
-    elif epoll_ctl(worker.epoll_fd, EPOLL_CTL_ADD, connection.fd, &event) != 0:
-        close_connection(worker, connection, -errno)
-
-
 cdef void register_session(StreamState *stream, uint32_t slot, uint64_t now) noexcept nogil:
     cdef uint32_t g
     cdef size_t at
@@ -107,7 +78,7 @@ cdef void register_session(StreamState *stream, uint32_t slot, uint64_t now) noe
         fs_store_relaxed(<uint64_t *> &stream.session_watermark[at], <uint64_t> NO_WATERMARK)
         stream.next_row[at] = 0
         stream.connection[at] = NULL
-    stream.ended_groups[slot] = 0
+        stream.counted[at] = 0
     stream.session_state[slot] = SESSION_LIVE
     fs_store_relaxed(&stream.seen_ns[slot], now)
     if slot >= stream.slots_high:
@@ -137,8 +108,6 @@ cdef void session_watermark(WorkerState *worker, StreamState *stream, Message *o
     for g in range(stream.groups):
         if except_ == NULL or not except_[g >> 3] & (1 << (g & 7)):
             raise_session(worker, stream, order.slot, g, watermark)
-    if order.kind == SESSION_END and stream.n_owned == 0:
-        session_is_done(stream, order.slot)
     begin_advance(worker, stream, 0, stream.groups)
 
 
@@ -171,7 +140,7 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
         drop_query(worker, stream, <Query *> order.ptr)
     elif order.kind == ADD_CONNECTION:
         hear(worker, stream, order.slot, now)
-        add_connection(worker, <Connection *> order.ptr)
+        take_socket(worker, <Connection *> order.ptr)
     elif order.kind == REGISTER_SESSION:
         register_session(stream, order.slot, now)
     elif order.kind == SESSION_FREE:
@@ -183,6 +152,15 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
     elif order.kind == HOLD:
         stream.hold = order.value != 0
         begin_advance(worker, stream, 0, stream.groups)
+    elif order.kind == SWEEP:
+        sweep(worker, <Move *> order.ptr)
+    elif order.kind == DRAIN_POINT:
+        drain(worker, <Move *> order.ptr)
+    elif order.kind == ADVANCE:
+        if order.value:
+            begin_revision(worker, stream, order.group)
+        else:
+            begin_advance(worker, stream, order.group, order.group + 1)
     elif order.kind == PING:
         flush_outputs(worker)
         report(worker, PONG, 0, 0, NULL, 0, order.tag)
@@ -282,10 +260,12 @@ cdef int wait_for_events(WorkerState *worker, epoll_event *events, int timeout_m
         return epoll_wait(worker.epoll_fd, events, MAX_EVENTS, 0)
     fs_store_relaxed(&worker.sleeping, 1)
     fs_fence()
-    if not ring_empty(&worker.mailbox) or fs_load_acquire(&worker.stop_wanted):
+    if orders_wait(worker) or feeds_wait(worker) or fs_load_acquire(&worker.stop_wanted):
         timeout_ms = 0
     n = epoll_wait(worker.epoll_fd, events, MAX_EVENTS, timeout_ms)
     fs_store_relaxed(&worker.sleeping, 0)
+    fs_fence()                  # asleep is quiescent; from here on it is not: the flags are loaded anew
+    quiescent(worker)
     return n
 
 
@@ -303,6 +283,7 @@ cdef Step work_off(WorkerState *worker) noexcept nogil:
     cdef Step step = STEP_MORE
     while step == STEP_MORE:
         step = worker_progress(worker)
+        quiescent(worker)
     return step
 
 
@@ -314,6 +295,58 @@ cdef Step run_mailbox(WorkerState *worker, uint64_t now) noexcept nogil:
         if work_off(worker) == STEP_WAIT:
             return STEP_WAIT
     return STEP_DONE
+
+
+cdef Step run_peers(WorkerState *worker, uint64_t now) noexcept nogil:
+    """What other workers sent, each message behind the orders that were posted before it was sent."""
+    while peers_wait(worker):
+        if run_mailbox(worker, now) == STEP_WAIT:
+            return STEP_WAIT
+        if not ring_empty(&worker.mailbox):
+            return STEP_DONE                # no room for reports: later
+        read_peer(worker)
+    if worker.held_sockets != NULL:
+        forward_held(worker)
+    while worker.adopting != NULL and next_due_advance(worker):
+        if work_off(worker) == STEP_WAIT:
+            return STEP_WAIT
+    return STEP_DONE
+
+
+cdef bint comes_before_its_group(WorkerState *worker, const Message *order) noexcept nogil:
+    """Rows of a group that will be adopted here: without ADOPT nobody knows which of them are late."""
+    return (order.kind == FEED and not worker.streams[order.stream].owned[order.group]
+            and fs_load_acquire(&worker.shared.placement[order.group]) == worker.index)
+
+
+cdef Step run_feeds(WorkerState *worker, uint64_t now) noexcept nogil:
+    """Fed rows and the orders among them; orders of the mailbox that were posted before come first."""
+    cdef Message order
+    cdef int turn
+    for turn in range(FEEDS_PER_TURN):
+        if worker.stopping == 2 or ring_free_slots(&worker.out) < RING_RESERVE:
+            break
+        if not worker.feed_waits and not ring_pop(&worker.feeds, &worker.next_feed):
+            break
+        worker.feed_waits = True
+        if run_mailbox(worker, now) == STEP_WAIT:
+            return STEP_WAIT
+        if not ring_empty(&worker.mailbox) or comes_before_its_group(worker, &worker.next_feed):
+            break
+        worker.feed_waits = False
+        order = worker.next_feed
+        obey(worker, &order, now)
+        if work_off(worker) == STEP_WAIT:
+            return STEP_WAIT
+    return STEP_DONE
+
+
+cdef inline bint orders_wait(WorkerState *worker) noexcept nogil:
+    return not ring_empty(&worker.mailbox) or peers_wait(worker)
+
+
+cdef inline bint feeds_wait(WorkerState *worker) noexcept nogil:
+    return worker.feed_waits or not ring_empty(&worker.feeds)
 
 
 cdef int run_sockets(WorkerState *worker, epoll_event *events, int n, uint64_t now) noexcept nogil:
@@ -331,6 +364,9 @@ cdef int run_sockets(WorkerState *worker, epoll_event *events, int n, uint64_t n
         if serve(worker, <Connection *> events[i].data.ptr, now) == STEP_WAIT:
             return -1
         served += 1
+        quiescent(worker)
+        if orders_wait(worker):
+            break               # an order may take a socket away; what was not served now is reported again
     return served
 
 
@@ -344,6 +380,7 @@ cdef void begin_stop(WorkerState *worker, uint64_t now) noexcept nogil:
 cdef void say_goodbye(WorkerState *worker) noexcept nogil:
     """Every producer learns what was received; every socket goes back to Python, which tells it why."""
     send_acks(worker)
+    give_back_sockets(worker)
     while worker.connections != NULL:
         close_connection(worker, worker.connections, FAULT_SHUTTING_DOWN)
     push_limbo(worker)
@@ -375,7 +412,8 @@ cdef void *worker_main(void *argument) noexcept nogil:
             wait_for_reader(worker)
             continue
         fs_store_relaxed(&worker.stalled, 0)
-        if run_mailbox(worker, now) == STEP_WAIT:
+        if run_mailbox(worker, now) == STEP_WAIT or run_peers(worker, now) == STEP_WAIT \
+                or run_feeds(worker, now) == STEP_WAIT:
             continue
         flush_outputs(worker)
         wake_reader(worker)
@@ -383,8 +421,10 @@ cdef void *worker_main(void *argument) noexcept nogil:
             acks_wait = send_acks(worker)
             last_acks = now
             fs_store_relaxed(&worker.cpu_ns, fs_thread_cpu_ns())
-        if worker.busy_poll or worker.stopping or not ring_empty(&worker.mailbox) or served > 0:
+        if worker.busy_poll or worker.stopping or orders_wait(worker) or feeds_wait(worker) or served > 0:
             timeout_ms = 0
+        elif worker.adopting != NULL or worker.held_sockets != NULL:
+            timeout_ms = 1
         else:
             timeout_ms = ACK_TICK_MS if acks_wait or any_unacked(worker) else IDLE_TICK_MS
         before = fs_now_ns()
@@ -396,7 +436,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
         served = run_sockets(worker, events, n, now)
         if served >= 0 and n < MAX_EVENTS:
             fs_store_relaxed(&worker.drained_ns, now)       # who had nothing to say now has an empty socket
-        if worker.stopping == 1 and ((served == 0 and ring_empty(&worker.mailbox)) or now > worker.drain_until_ns):
+        if worker.stopping == 1 and ((served == 0 and not orders_wait(worker) and not feeds_wait(worker)) or now > worker.drain_until_ns):
             worker.stopping = 2
     while not flush_outputs(worker) and fs_load_acquire(&worker.stop_wanted) != 2:
         wait_for_reader(worker)

@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from flexstream.collector import Collector, Feed
 from flexstream.cython_ext.allocator import Allocator
 from flexstream.cython_ext.codegen import generate
 from flexstream.cython_ext.lowering import lower
+from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd, now_ns
 from flexstream.engine_options import check_sizes, data_address, worker_cores
@@ -32,6 +33,7 @@ from flexstream.engine_status import engine_status
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
+from flexstream.moving import GroupMove, Mover
 from flexstream.nic.user import UserNic
 from flexstream.query import Query
 from flexstream.reading import read_log
@@ -99,6 +101,8 @@ class Engine:
         self._expected_producers = expected_producers
         self._variants = Variants(compile)
         self._lock = threading.RLock()
+        self._catalog = threading.RLock()  # held, before _lock, by whoever changes streams and queries, or moves groups
+        self._catalog_settled = True
         self._streams: dict[str, RunningStream] = {}
         self._by_index: list[RunningStream] = []
         self._queries: dict[str, RunningQuery] = {}
@@ -116,11 +120,13 @@ class Engine:
         self.nic = UserNic(groups, cpus if pin else [None] * len(cpus), group_rows=self._group_rows)
         self._reader_fd = make_reader_fd()
         self._allocator = Allocator()
+        self._placement = Placement(list(self.nic.placement()), len(cpus))
         self.workers = [
             Worker(
                 index,
                 cpu if pin else -1,
                 self._allocator,
+                self._placement,
                 frame_bytes=frame_bytes,
                 state_bytes=state_memory_bytes // len(cpus),
                 chunk_bytes=min(4 << 20, state_memory_bytes // len(cpus) // 4),
@@ -129,13 +135,17 @@ class Engine:
             )
             for index, cpu in enumerate(cpus)
         ]
-        self._feeder = Feeder(self.workers, groups, self.placement, self._check_alive)
+        self.mover = Mover(
+            self._placement, self.workers, self._catalog, self._queries_of_streams, self._settle_catalog,
+            self._follow, max_sessions,
+        )  # fmt: skip
+        self._feeder = Feeder(self.workers, groups, self._placement, self.mover.routing, self._check_alive)
         self.collector = Collector(
             self.workers,
             self._reader_fd,
             {
                 "closed": self._connection_closed,
-                "session_done": lambda worker, stream, slot: self._stream_at(stream).sessions.done_on(slot, worker),
+                "session_done": lambda worker, stream, slot, n: self._stream_at(stream).sessions.ended_in(slot, n),
                 "session_awake": lambda worker, stream, slot: self._stream_at(stream).sessions.awake(slot),
                 "query_gone": self._query_gone,
                 "pong": self._pong,
@@ -154,7 +164,7 @@ class Engine:
 
     def add(self, stream: Stream) -> None:
         """Make a stream known. Adding an equal one again does nothing."""
-        with self._lock:
+        with self._catalog, self._lock:
             self._check_open()
             known = self._streams.get(stream.name)
             if known is not None:
@@ -170,7 +180,7 @@ class Engine:
             index = len(self._streams)
             placement = self.placement()
             handles = [w.add_stream(stream, index, placement, self._max_sessions) for w in self.workers]
-            sessions = StreamSessions(index, self.workers, self._max_sessions, self._expected_producers)
+            sessions = StreamSessions(index, self.workers, self.groups, self._max_sessions, self._expected_producers)
             running = RunningStream(stream, index, handles, sessions)
             self._by_index.append(running)
             self._streams[stream.name] = running
@@ -179,8 +189,9 @@ class Engine:
         """Start a query; it sees the rows that come from now on. Its stream is added if it is not known yet."""
         bound = query.bound()
         lowered = lower(bound)
-        with self._lock:
+        with self._catalog, self._lock:
             self._check_open()
+            self._catalog_settled = False
             if query.name in self._queries:
                 raise EngineError(
                     f"query {query.name!r} is running already",
@@ -219,8 +230,9 @@ class Engine:
 
     def cancel(self, name: str) -> None:
         """Stop a query. Windows that have not fired are dropped; its result log stays on disk."""
-        with self._lock:
+        with self._catalog, self._lock:
             self._check_open()
+            self._catalog_settled = False
             running = self._running(name)
             del self._queries[name]
             for worker, state in zip(self.workers, running.states, strict=True):
@@ -363,7 +375,25 @@ class Engine:
         return running.port if running is not None else None
 
     def placement(self) -> list[int]:
-        return list(self.nic.placement())
+        """The worker of each group."""
+        return list(self._placement.owners())
+
+    def move(self, targets: Mapping[int, int], reason: str = "asked for") -> list[GroupMove]:
+        """Move groups to workers, {group: worker}, while rows arrive. Returns when they are settled there."""
+        self._check_open()
+        return self.mover.move(targets, reason)
+
+    def _follow(self, owners: list[int]) -> None:
+        self.nic.set_table([owners[entry % self.groups] for entry in range(len(self.nic.table()))])
+
+    def _queries_of_streams(self) -> list[int]:
+        return [sum(q.stream is s for q in self._by_number.values()) for s in self._by_index]
+
+    def _settle_catalog(self, timeout: float) -> None:
+        """All workers have the same queries before a group moves."""
+        if not self._catalog_settled:
+            self._barrier(time.monotonic() + timeout)
+            self._catalog_settled = True
 
     def nic_facts(self) -> dict[str, Any]:
         return self.nic.describe()
@@ -395,6 +425,7 @@ class Engine:
         if self._acceptor is not None:
             self._acceptor.stop_accepting()
         self._stop_ticking.set()
+        self.mover.stop()
         for worker in self.workers:
             worker.stop()
         while not all(worker.ended for worker in self.workers) and time.monotonic() < deadline:
@@ -405,6 +436,7 @@ class Engine:
         for worker in self.workers:
             for fd in worker.join():
                 os.close(fd)
+        self._placement.close_leftovers()
         self.collector.stop()
         self.collector.join(timeout=max(1.0, deadline - time.monotonic()))
         if self._acceptor is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flexstream.cython_ext.partition import by_group
+from flexstream.cython_ext.placement import Placement
 from flexstream.errors import EngineError
 from flexstream.sessions import FEED
 
@@ -30,12 +31,14 @@ class Feeder:
         self,
         workers: list[Any],
         groups: int,
-        placement: Callable[[], list[int]],
+        placement: Placement,
+        routing: threading.Lock,
         check_alive: Callable[[], None],
     ) -> None:
         self._workers = workers
         self._groups = groups
         self._placement = placement
+        self._routing = routing
         self._check_alive = check_alive
         self._lock = threading.Lock()
         self._lives = 0  # a session that ended does not come back: the next has a later epoch
@@ -64,7 +67,7 @@ class Feeder:
                 watermark = self._reached(running, packed)
             if watermark is not None and watermark is not False:
                 for worker in self._workers:
-                    worker.session_watermark(running.index, slot, int(watermark))
+                    worker.session_watermark(running.index, slot, int(watermark), fed=True)
 
     def _reached(self, running: RunningStream, packed: Any) -> int | None:
         """The watermark that the rows bring: their largest time that has a window, less the bound on disorder."""
@@ -95,24 +98,25 @@ class Feeder:
             raise EngineError(
                 f"the first row is not of group {group}", code="wrong_group", hint="leave out group= for mixed rows"
             )
-        worker = self._workers[self._placement()[group]]
-        self._hand_over(worker, running.index, group, slot, flat, schema.row_bytes, 0)
+        self._hand_over(running.index, group, slot, flat, schema.row_bytes, 0)
         if wait:
             self._wait_for_all()
         elif len(self._in_flight) > IN_FLIGHT_PIECES:
             self._release()
 
-    def _hand_over(
-        self, worker: Any, stream: int, group: int, slot: int, piece: Any, row_bytes: int, size: int
-    ) -> None:
-        """The buffer is noted before the worker can see it, so that nothing frees it too early."""
-        self._in_flight.append((worker, worker.next_ticket, piece, size))
-        worker.feed(stream, group, slot, piece, row_bytes)
+    def _hand_over(self, stream: int, group: int, slot: int, piece: Any, row_bytes: int, size: int) -> None:
+        """To the group's worker, before or after a move of the group but not in the middle of its beginning.
+
+        The buffer is noted before the worker can see it, so that nothing frees it too early.
+        """
+        with self._routing:
+            worker = self._workers[self._placement.owner(group)]
+            self._in_flight.append((worker, worker.next_ticket, piece, size))
+            worker.feed(stream, group, slot, piece, row_bytes)
 
     def _feed_mixed(self, running: RunningStream, slot: int, flat: Any) -> None:
         row_bytes = running.stream.schema.row_bytes
         step = max(1, IN_FLIGHT_BYTES // 4 // row_bytes) * row_bytes
-        placement = self._placement()
         for start in range(0, len(flat), step):
             part = flat[start : start + step]
             ordered, offsets = by_group(part, row_bytes, running.stream.key_hasher, self._groups)
@@ -120,8 +124,7 @@ class Feeder:
             for group in range(self._groups):
                 if ends[group + 1] > ends[group]:
                     piece = ordered[ends[group] : ends[group + 1]]
-                    worker = self._workers[placement[group]]
-                    self._hand_over(worker, running.index, group, slot, piece, row_bytes, len(piece))
+                    self._hand_over(running.index, group, slot, piece, row_bytes, len(piece))
             self._release()
 
     def _release(self) -> None:

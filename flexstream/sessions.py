@@ -1,7 +1,7 @@
 """Producers' sessions on one stream: who is registered, in which slot, and whether it still counts.
 
 A session is a producer's life on a stream. It gets a slot, which is its index in the workers' arrays, and keeps it
-through reconnects until it has ended on every worker, and for a while after that: a producer whose last ACKs were
+through reconnects until it has ended in every group, and for a while after that: a producer whose last ACKs were
 lost comes back and must not be counted again. Workers own the watermarks; this is the book that says which slots are
 in use and why.
 """
@@ -38,7 +38,7 @@ class Session:
     control: object | None = None  # the control connection that speaks for it now
     broken_at: float = 0.0  # when its control connection was lost; 0: it was not
     ended_at: float = 0.0
-    done_on: set[int] = field(default_factory=set)
+    ended_groups: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
     on_ended: list[Callable[[], object]] = field(default_factory=list)
 
@@ -50,10 +50,11 @@ class StreamSessions:
     """
 
     def __init__(
-        self, index: int, workers: list[Any], max_sessions: int, expected_producers: int = 0
+        self, index: int, workers: list[Any], groups: int, max_sessions: int, expected_producers: int = 0
     ) -> None:
         self._index = index
         self._workers = workers
+        self._groups = groups
         self._max = max_sessions
         self._lock = threading.RLock()
         self._by_producer: dict[str, Session] = {}
@@ -157,7 +158,7 @@ class StreamSessions:
                 return
             session.state = "ending"
             for worker in self._workers:
-                worker.end_session(self._index, session.slot, except_groups)
+                worker.end_session(self._index, session.slot, except_groups, fed=session.producer == FEED)
 
     def broken(self, session: Session, control: object) -> None:
         """Its control connection is gone without an EOS. It goes on holding its groups until the time-out."""
@@ -169,14 +170,14 @@ class StreamSessions:
                 self._wake(session)
                 session.state = "broken"
 
-    def done_on(self, slot: int, worker: int) -> None:
-        """A worker has seen the session's end in all of its groups."""
+    def ended_in(self, slot: int, groups: int) -> None:
+        """In so many more groups the session has ended and everything has fired."""
         with self._lock:
             session = self._by_slot.get(slot)
             if session is None or session.state == "ended":
                 return
-            session.done_on.add(worker)
-            if len(session.done_on) < len(self._workers):
+            session.ended_groups += groups
+            if session.ended_groups < self._groups:
                 return
             session.state = "ended"
             session.ended_at = time.monotonic()

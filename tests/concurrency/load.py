@@ -1,6 +1,7 @@
 """An engine under everything at once, as a script: `python load.py SECONDS SEED`. Exit code 0: totals are right.
 
-Feeders, TCP producers whose sessions come and go, queries submitted and cancelled, status polled, results followed,
+Feeders, TCP producers whose sessions come and go, queries submitted and cancelled, groups moved between the workers,
+status polled, results followed,
 a slow callback, output pools so small that the workers stall, and an engine closed under those who still send.
 Time goes in rounds: all rows of a round lie in its part of event time, and the watermark passes it when everybody is
 done; so nothing is late, and the totals must be those of numpy. The thread sanitizer runs this script as it is
@@ -108,6 +109,7 @@ class Load:
 
     def __init__(self, engine: fs.Engine, seed: int) -> None:
         self.engine = engine
+        self.seed = seed
         self.rng = np.random.default_rng(seed)
         self.streams = [make_stream("a"), make_stream("b")]
         self.sent: dict[str, list[Rows]] = {"a": [], "b": []}
@@ -115,6 +117,7 @@ class Load:
         self.followed = 0
         self.polled = 0
         self.cancelled = 0
+        self.moves = 0
         self.address = "tcp://{}:{}".format(*(engine.data_address or ("", 0)))
         for stream in self.streams:
             engine.submit(summed(stream, f"tumbling-{stream.name}", fs.tumbling("1s")))
@@ -123,7 +126,7 @@ class Load:
 
     def run(self, rounds: int, until: float) -> int:
         around = Threads()
-        for work in (self.poll_status, self.follow_results, self.submit_and_cancel):
+        for work in (self.poll_status, self.follow_results, self.submit_and_cancel, self.move_groups):
             around.start(work)
         done = 0
         while done < rounds and (not done or time.monotonic() < until):
@@ -212,6 +215,12 @@ class Load:
             self.engine.cancel(query.name)
             self.cancelled += 1
 
+    def move_groups(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        while not self.stop.wait(float(rng.uniform(0, 0.01))):
+            groups = rng.choice(self.engine.groups, int(rng.integers(1, 5)), replace=False)
+            self.moves += len(self.engine.move({int(g): int(rng.integers(0, 2)) for g in groups}))
+
     def check(self) -> None:
         ledgers = {name: stream["ledger"] for name, stream in self.engine.status()["streams"].items()}
         for name, parts in self.sent.items():
@@ -230,7 +239,7 @@ def small_outputs() -> None:
 def main(seconds: float, seed: int) -> None:
     small_outputs()
     until = time.monotonic() + seconds
-    engines = rounds = polled = cancelled = 0
+    engines = rounds = polled = cancelled = moves = 0
     while engines < 2 or time.monotonic() < until:
         compile = "auto" if engines % 2 else "off"  # what is compiled, the sanitizer does not see
         with fs.Engine(
@@ -241,8 +250,11 @@ def main(seconds: float, seed: int) -> None:
             left = load.abandon()
         left.join()
         engines += 1
-        polled, cancelled = polled + load.polled, cancelled + load.cancelled
-    print(f"{engines} engines, {rounds} rounds, {polled} times status, {cancelled} queries cancelled: totals right")
+        polled, cancelled, moves = polled + load.polled, cancelled + load.cancelled, moves + load.moves
+    print(
+        f"{engines} engines, {rounds} rounds, {polled} times status, {cancelled} queries cancelled, {moves} moves: "
+        "totals right"
+    )
 
 
 if __name__ == "__main__":

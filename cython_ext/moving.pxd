@@ -1,0 +1,23 @@
+"""A group's way from one worker to another, as the two workers do it (design section 5, model in state/).
+
+The old owner, at a quiescent point: SWEEP gives sessions, sockets with their decoder state, and firing positions to
+the new owner (ADOPT); rows that were fed to it before are its own to work off; behind them DRAIN_POINT makes it
+publish every pane it has (DRAINED), on the same ring, and then count itself out.
+The new owner serves the sockets from ADOPT on, on fresh partials, and fires nothing of the group until DRAINED is
+here and the counter is zero. Then it fires what was due and gives the parcel back (`done`); the mover clears the flag.
+"""
+
+from libc.stdint cimport uint64_t
+
+from flexstream.cython_ext.shared cimport Connection, Move
+from flexstream.cython_ext.worker cimport WorkerState
+
+cdef void quiescent(WorkerState *worker) noexcept nogil
+cdef void sweep(WorkerState *worker, Move *move) noexcept nogil
+cdef void drain(WorkerState *worker, Move *move) noexcept nogil
+cdef bint peers_wait(WorkerState *worker) noexcept nogil
+cdef bint read_peer(WorkerState *worker) noexcept nogil
+cdef bint next_due_advance(WorkerState *worker) noexcept nogil
+cdef void take_socket(WorkerState *worker, Connection *connection) noexcept nogil
+cdef void forward_held(WorkerState *worker) noexcept nogil
+cdef void give_back_sockets(WorkerState *worker) noexcept nogil

@@ -1,0 +1,388 @@
+"""See moving.pxd."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from flexstream.cython_ext.decoder cimport FAULT_FENCED, FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
+from flexstream.cython_ext.includes.linux cimport (
+    EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, epoll_event, errno, send, write,
+)
+from flexstream.cython_ext.includes.native cimport (
+    fs_count, fs_fence, fs_fetch_sub, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
+)
+from flexstream.cython_ext.messages cimport ADOPT, DRAINED, SOCKET
+from flexstream.cython_ext.panes cimport Pane, PaneSet, Query, pane_bytes, panes_absorb, panes_reset, query_flush
+from flexstream.cython_ext.progress cimport (
+    begin_advance, begin_revision, close_connection, detach, push_limbo,
+)
+from flexstream.cython_ext.ring cimport Message, Ring, ring_empty, ring_free_slots, ring_pop, ring_push
+from flexstream.cython_ext.shared cimport Flags, MovedQuery, MovedStream
+from flexstream.cython_ext.worker cimport SESSION_NONE, StreamState
+
+cdef enum:
+    DEFERRED = 1                  # StreamState.deferred: revisions first,
+    DEFERRED_WATERMARK = 2        # then what the watermark has passed
+
+
+cdef inline Ring *ring_to(WorkerState *worker, uint32_t target) noexcept nogil:
+    return &worker.shared.rings[<size_t> worker.index * worker.shared.n_workers + target]
+
+
+cdef inline Ring *ring_from(WorkerState *worker, uint32_t source) noexcept nogil:
+    return &worker.shared.rings[<size_t> source * worker.shared.n_workers + worker.index]
+
+
+cdef void wake(WorkerState *worker, uint32_t target) noexcept nogil:
+    cdef uint64_t one = 1
+    fs_fence()
+    if fs_load_relaxed(worker.shared.sleeping[target]):
+        if write(worker.shared.wake_fd[target], &one, 8) < 0:
+            return          # readable already: it is awake
+
+
+cdef bint tell(WorkerState *worker, uint32_t target, uint32_t kind, void *ptr) noexcept nogil:
+    cdef Message message
+    memset(&message, 0, sizeof(message))
+    message.kind = kind
+    message.ptr = ptr
+    return ring_push(ring_to(worker, target), &message)
+
+
+cdef void quiescent(WorkerState *worker) noexcept nogil:
+    """Nothing that was read from the flags before is in use any more."""
+    cdef Flags *flags = <Flags *> <void *> fs_load_acquire(&worker.shared.flags)
+    if flags != worker.flags:
+        worker.flags = flags
+        fs_store_release(&worker.seen, flags.version)
+
+
+# Sockets
+
+
+cdef void attach(WorkerState *worker, Connection *connection) noexcept nogil:
+    """Link it in. Assumes: it was detached, or is new."""
+    cdef StreamState *stream = worker.streams[connection.stream]
+    stream.connection[<size_t> connection.group * stream.max_sessions + connection.slot] = connection
+    connection.previous = NULL
+    connection.next = worker.connections
+    if worker.connections != NULL:
+        worker.connections.previous = connection
+    worker.connections = connection
+    fs_store_relaxed(&worker.n_connections, worker.n_connections + 1)
+
+
+cdef void serve_from_now(WorkerState *worker, Connection *connection) noexcept nogil:
+    cdef epoll_event event
+    event.events = EPOLLIN
+    event.data.ptr = connection
+    if epoll_ctl(worker.epoll_fd, EPOLL_CTL_ADD, connection.fd, &event) != 0:
+        close_connection(worker, connection, -errno)
+
+
+cdef void add_connection(WorkerState *worker, Connection *connection) noexcept nogil:
+    """Fence an older connection of the same session and group, say which row is wanted next, begin to serve."""
+    cdef StreamState *stream = worker.streams[connection.stream]
+    cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
+    cdef uint64_t next_row
+    if stream.connection[at] != NULL:
+        close_connection(worker, stream.connection[at], FAULT_FENCED)
+    next_row = stream.next_row[at]
+    connection.decoder.next_row = next_row
+    connection.acked_row = next_row
+    attach(worker, connection)
+    if stream.session_state[connection.slot] == SESSION_NONE:
+        close_connection(worker, connection, FAULT_NO_SESSION)
+        return
+    if worker.stopping:
+        close_connection(worker, connection, FAULT_SHUTTING_DOWN)
+        return
+    memcpy(connection.hello_ack + 24, &next_row, 8)
+    if send(connection.fd, connection.hello_ack, connection.hello_ack_n, MSG_DONTWAIT | MSG_NOSIGNAL) \
+            != <int64_t> connection.hello_ack_n:
+        close_connection(worker, connection, -errno)
+    else:
+        serve_from_now(worker, connection)
+
+
+cdef void take_socket(WorkerState *worker, Connection *connection) noexcept nogil:
+    """Of the acceptor, or forwarded: serve it, keep it until the group is adopted, or send it to its owner."""
+    cdef StreamState *stream = worker.streams[connection.stream]
+    cdef uint32_t owner
+    if stream.owned[connection.group]:
+        add_connection(worker, connection)
+        return
+    owner = <uint32_t> fs_load_acquire(&worker.shared.placement[connection.group])
+    if owner == worker.index:
+        connection.next = worker.parked
+        worker.parked = connection
+    elif ring_free_slots(ring_to(worker, owner)) > 2 * worker.shared.groups:
+        tell(worker, owner, SOCKET, connection)
+        wake(worker, owner)
+    else:
+        connection.next = worker.held_sockets
+        worker.held_sockets = connection
+
+
+cdef void forward_held(WorkerState *worker) noexcept nogil:
+    cdef Connection *connection = worker.held_sockets
+    cdef Connection *following
+    worker.held_sockets = NULL
+    while connection != NULL:
+        following = connection.next
+        take_socket(worker, connection)
+        connection = following
+
+
+cdef void unpark(WorkerState *worker) noexcept nogil:
+    cdef Connection *connection = worker.parked
+    cdef Connection *following
+    worker.parked = NULL
+    while connection != NULL:
+        following = connection.next
+        take_socket(worker, connection)
+        connection = following
+
+
+cdef void give_back_sockets(WorkerState *worker) noexcept nogil:
+    """The worker ends: what it kept for later goes back to Python."""
+    cdef Connection *connection
+    cdef Connection *following
+    cdef uint32_t i
+    for i in range(2):
+        connection = worker.parked if i == 0 else worker.held_sockets
+        while connection != NULL:
+            following = connection.next
+            connection.closed_why = FAULT_SHUTTING_DOWN
+            connection.next = worker.limbo
+            connection.previous = NULL
+            worker.limbo = connection
+            connection = following
+    worker.parked = NULL
+    worker.held_sockets = NULL
+    push_limbo(worker)
+
+
+# The old owner
+
+
+cdef void sweep_stream(WorkerState *worker, StreamState *stream, Move *move, MovedStream *moved) noexcept nogil:
+    cdef size_t at = <size_t> move.group * stream.max_sessions
+    cdef uint32_t slot, q
+    cdef Connection *connection
+    fs_store_relaxed(&stream.owned[move.group], 0)
+    stream.deferred[move.group] = 0
+    stream.ends_due[move.group] = 0
+    moved.slots = stream.slots_high
+    moved.watermark = stream.watermark[move.group]
+    for slot in range(stream.slots_high):
+        connection = stream.connection[at + slot]
+        if connection != NULL:
+            detach(worker, connection)
+            connection.next = move.connections
+            move.connections = connection
+            move.n_connections += 1
+        moved.session_watermark[slot] = stream.session_watermark[at + slot]
+        moved.next_row[slot] = stream.next_row[at + slot]
+        moved.counted[slot] = stream.counted[at + slot]
+    moved.n_queries = stream.n_queries
+    for q in range(stream.n_queries):
+        moved.queries[q].id = stream.queries[q].id
+        moved.queries[q].absorbed = False
+        moved.queries[q].panes = stream.queries[q].sets[move.group]
+
+
+cdef void sweep(WorkerState *worker, Move *move) noexcept nogil:
+    """Sessions, sockets and positions of the group go to the new owner. Assumes: nothing is being worked on."""
+    cdef uint32_t s
+    for s in range(worker.n_streams):
+        sweep_stream(worker, worker.streams[s], move, &move.streams[s])
+    move.n_streams = worker.n_streams
+    move.swept_ns = fs_now_ns()
+    tell(worker, move.target, ADOPT, move)
+    wake(worker, move.target)
+
+
+cdef void count_panes(Move *move, const Query *query, const PaneSet *panes) noexcept nogil:
+    cdef uint32_t i
+    cdef const Pane *part
+    cdef uint64_t size
+    if panes.panes != NULL:
+        move.bytes += size_in_arena(panes.capacity * sizeof(Pane *))
+    for i in range(panes.n):
+        part = panes.panes[i]
+        while part != NULL:
+            size = size_in_arena(pane_bytes(query)) + size_in_arena(part.table.bytes)
+            move.bytes += size
+            move.panes += 1
+            move.entries += part.table.used
+            part = part.also
+
+
+cdef inline uint64_t size_in_arena(uint64_t n) noexcept nogil:
+    cdef uint64_t size = 128
+    while size < n:
+        size *= 2
+    return size
+
+
+cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
+    """All that was received is worked off: publish what there is of the group, then count out."""
+    cdef uint32_t s, q
+    cdef StreamState *stream
+    cdef Query *query
+    cdef MovedStream *moved
+    for s in range(move.n_streams):
+        stream = worker.streams[s]
+        moved = &move.streams[s]
+        for q in range(moved.n_queries):
+            query = stream.queries[q]
+            query_flush(query, &worker.context)     # so that older results are not read after newer ones
+            moved.queries[q].id = query.id
+            moved.queries[q].panes = query.sets[move.group]
+            fs_count(&query.counters.open_panes, -<uint64_t> query.sets[move.group].n)
+            count_panes(move, query, &query.sets[move.group])
+            panes_reset(&query.sets[move.group])
+    fs_count(&worker.arena.in_use, -move.bytes)
+    move.drained_ns = fs_now_ns()
+    tell(worker, move.target, DRAINED, move)
+    fs_fetch_sub(&worker.shared.counter[move.group], 1)
+    wake(worker, move.target)
+
+
+# The new owner
+
+
+cdef Query *query_of(StreamState *stream, uint64_t number) noexcept nogil:
+    cdef uint32_t q
+    for q in range(stream.n_queries):
+        if stream.queries[q].id == number:
+            return stream.queries[q]
+    return NULL
+
+
+cdef void adopt_stream(StreamState *stream, Move *move, MovedStream *moved) noexcept nogil:
+    cdef size_t at = <size_t> move.group * stream.max_sessions
+    cdef uint32_t slot, q
+    cdef Query *query
+    cdef PaneSet *panes
+    for slot in range(moved.slots):
+        if moved.session_watermark[slot] > stream.session_watermark[at + slot]:
+            fs_store_relaxed(<uint64_t *> &stream.session_watermark[at + slot],
+                             <uint64_t> moved.session_watermark[slot])
+        stream.next_row[at + slot] = moved.next_row[slot]
+        stream.counted[at + slot] = moved.counted[slot]
+    stream.ends_due[move.group] = 1         # ends that were noted here, and those that the old owner did not count
+    fs_store_relaxed(<uint64_t *> &stream.watermark[move.group], <uint64_t> moved.watermark)
+    for q in range(moved.n_queries):
+        query = query_of(stream, moved.queries[q].id)
+        if query != NULL:
+            panes = &query.sets[move.group]
+            panes_reset(panes)
+            panes.watermark = moved.queries[q].panes.watermark
+            panes.late_before = moved.queries[q].panes.late_before
+            panes.fired_until = moved.queries[q].panes.fired_until
+            panes.usual_keys = moved.queries[q].panes.usual_keys
+    stream.deferred[move.group] = DEFERRED
+    fs_store_relaxed(&stream.owned[move.group], 1)
+
+
+cdef void adopt(WorkerState *worker, Move *move) noexcept nogil:
+    """The group is ours. Its sockets are served from here on; it fires when the old owner has drained."""
+    cdef uint32_t s
+    cdef Connection *connection = move.connections
+    cdef Connection *following
+    worker.awaiting[move.group] = 1
+    for s in range(move.n_streams):
+        adopt_stream(worker.streams[s], move, &move.streams[s])
+    move.connections = NULL
+    while connection != NULL:
+        following = connection.next
+        attach(worker, connection)
+        if worker.stopping:
+            close_connection(worker, connection, FAULT_SHUTTING_DOWN)
+        else:
+            serve_from_now(worker, connection)
+        connection = following
+    move.adopted_ns = fs_now_ns()
+    move.next = worker.adopting
+    worker.adopting = move
+    unpark(worker)
+
+
+cdef bint absorb(WorkerState *worker, Move *move) noexcept nogil:
+    """Take the old owner's panes by pointer. False: no memory for the longer list of panes yet."""
+    cdef uint32_t s, q
+    cdef MovedQuery *moved
+    cdef Query *query
+    for s in range(move.n_streams):
+        for q in range(move.streams[s].n_queries):
+            moved = &move.streams[s].queries[q]
+            if moved.absorbed:
+                continue
+            query = query_of(worker.streams[s], moved.id)
+            if query != NULL and not panes_absorb(query, &worker.context, &query.sets[move.group], &moved.panes):
+                return False
+            moved.absorbed = True
+    return True
+
+
+cdef bint read_peer(WorkerState *worker) noexcept nogil:
+    """One message of another worker. False: there is none. Assumes: all orders posted before it was sent are obeyed."""
+    cdef Message message
+    cdef Move *move
+    cdef uint32_t w
+    for w in range(worker.shared.n_workers):
+        if w != worker.index and ring_pop(ring_from(worker, w), &message):
+            if message.kind == ADOPT:
+                adopt(worker, <Move *> message.ptr)
+            elif message.kind == DRAINED:
+                move = <Move *> message.ptr
+                fs_count(&worker.arena.in_use, move.bytes)
+                move.drained = True
+            elif message.kind == SOCKET:
+                take_socket(worker, <Connection *> message.ptr)
+            return True
+    return False
+
+
+cdef bint peers_wait(WorkerState *worker) noexcept nogil:
+    cdef uint32_t w
+    for w in range(worker.shared.n_workers):
+        if w != worker.index and not ring_empty(ring_from(worker, w)):
+            return True
+    return False
+
+
+cdef bint next_due_advance(WorkerState *worker) noexcept nogil:
+    """Go on with moves to here. True: an advance was begun, and has to be worked off before the next call."""
+    cdef Move *move = worker.adopting
+    cdef Move *previous = NULL
+    cdef Move *following
+    cdef StreamState *stream
+    cdef uint32_t s
+    while move != NULL:
+        following = move.next
+        if move.drained and worker.awaiting[move.group] and absorb(worker, move):
+            worker.awaiting[move.group] = 0
+            move.absorbed_ns = fs_now_ns()
+        if not worker.awaiting[move.group] and fs_load_acquire(&worker.shared.counter[move.group]) == 0:
+            for s in range(worker.n_streams):
+                stream = worker.streams[s]
+                if stream.deferred[move.group] == DEFERRED:
+                    stream.deferred[move.group] = DEFERRED_WATERMARK
+                    begin_revision(worker, stream, move.group)
+                    return True
+                if stream.deferred[move.group] == DEFERRED_WATERMARK:
+                    stream.deferred[move.group] = 0
+                    begin_advance(worker, stream, move.group, move.group + 1)
+                    return True
+            if previous == NULL:
+                worker.adopting = following
+            else:
+                previous.next = following
+            fs_store_release(&move.done, 1)     # the mover's again
+            move = following
+            continue
+        previous = move
+        move = following
+    return False

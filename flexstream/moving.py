@@ -1,0 +1,223 @@
+"""Moves groups between workers while rows arrive (design section 5).
+
+The order of a move: flag, grace, sweep, table, drain, adopt, clear. Each step has a name and a time stamp. Whatever
+fails, and wherever, the group has exactly one owner: before the placement flips it is the old one, and the move is
+given up; after that it is the new one, and the move is only ever finished. A NIC that refuses its table costs
+alignment, nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flexstream.cython_ext.placement import MoveHandle, Placement
+from flexstream.cython_ext.worker import now_ns
+from flexstream.errors import EngineError
+
+log = logging.getLogger("flexstream.moving")
+
+STEPS = ("flag", "grace", "sweep", "table", "drain", "adopt", "clear")
+GRACE_S = 5.0
+SETTLE_S = 30.0
+HISTORY = 1000
+
+
+@dataclass(eq=False)
+class GroupMove:
+    """One group on its way. `steps` has the CLOCK_MONOTONIC nanoseconds at which each step was done."""
+
+    number: int
+    group: int
+    source: int
+    target: int
+    reason: str
+    steps: dict[str, int] = field(default_factory=dict)
+    state: str = "waiting"  # waiting | moving | moved | given up
+    error: str | None = None
+    facts: dict[str, int] = field(default_factory=dict)
+    began_at: float = field(default_factory=time.time)
+    handle: Any = None
+
+    def to_dict(self) -> dict[str, Any]:
+        begin = min(self.steps.values(), default=0)
+        return {
+            "number": self.number,
+            "group": self.group,
+            "from": self.source,
+            "to": self.target,
+            "reason": self.reason,
+            "state": self.state,
+            "error": self.error,
+            "at": self.began_at,
+            "steps_ms": {name: round((at - begin) / 1e6, 3) for name, at in self.steps.items()},
+            "took_ms": round((max(self.steps.values()) - begin) / 1e6, 3) if self.steps else None,
+            **{name: self.facts.get(name, 0) for name in ("connections", "panes", "entries", "bytes")},
+        }
+
+
+class Mover:
+    """Moves groups for one engine: one batch of moves at a time, any number of groups in it.
+
+    `routing` is held by whoever looks up a group's worker and feeds it: rows fed under it are ahead of the move.
+    `follow` tells the NIC the new placement. `interrupt(step)` is for tests: it is called after each step.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        workers: list[Any],
+        catalog: threading.RLock,
+        queries_of_streams: Callable[[], list[int]],
+        settle_catalog: Callable[[float], None],
+        follow: Callable[[list[int]], None],
+        max_sessions: int,
+    ) -> None:
+        self._placement = placement
+        self._workers = workers
+        self._catalog = catalog
+        self._queries_of_streams = queries_of_streams
+        self._settle_catalog = settle_catalog
+        self._follow = follow
+        self._max_sessions = max_sessions
+        self._one_at_a_time = threading.Lock()
+        self.routing = threading.Lock()
+        self._under_way: dict[int, GroupMove] = {}
+        self._numbers = 0
+        self._stopping = False
+        self.moved = 0
+        self.nic_errors = 0
+        self.history: deque[GroupMove] = deque(maxlen=HISTORY)
+        self.interrupt: Callable[[str], None] = lambda step: None
+
+    def move(self, targets: Mapping[int, int], reason: str = "asked for", timeout: float = SETTLE_S) -> list[GroupMove]:
+        """Move each group to its worker; returns the moves that were needed, all of them settled.
+
+        Raises EngineError: no such group or worker, the engine stops, or a worker does not come to a quiescent
+        point; then nothing has moved.
+        """
+        self._check(targets)
+        with self._one_at_a_time, self._catalog:
+            if self._stopping:
+                raise EngineError("the engine is stopping: nothing moves any more", code="closed")
+            self._finish(list(self._under_way.values()), timeout)
+            owners = self._placement.owners()
+            moves = [self._new(g, owners[g], w, reason) for g, w in sorted(targets.items()) if owners[g] != w]
+            if moves:
+                self._settle_catalog(timeout)
+                self._run(moves, timeout)
+            return moves
+
+    def _check(self, targets: Mapping[int, int]) -> None:
+        for group, worker in targets.items():
+            if not 0 <= group < self._placement.groups:
+                raise EngineError(f"group {group} must be from 0 to {self._placement.groups - 1}", code="bad_group")
+            if not 0 <= worker < len(self._workers):
+                raise EngineError(f"worker {worker} must be from 0 to {len(self._workers) - 1}", code="bad_worker")
+
+    def _new(self, group: int, source: int, target: int, reason: str) -> GroupMove:
+        self._numbers += 1
+        move = GroupMove(self._numbers, group, source, target, reason)
+        move.handle = MoveHandle(
+            move.number, group, source, target, self._queries_of_streams(), self._max_sessions
+        )
+        self.history.append(move)
+        return move
+
+    def _stamp(self, moves: Iterable[GroupMove], step: str) -> None:
+        now = now_ns()
+        for move in moves:
+            move.steps[step] = now
+        self.interrupt(step)
+
+    def _run(self, moves: list[GroupMove], timeout: float) -> None:
+        groups = [move.group for move in moves]
+        for move in moves:
+            move.state = "moving"
+            self._placement.expect(move.group, 1)
+        version = self._placement.publish(groups, ())
+        try:
+            self._stamp(moves, "flag")
+            if not self._placement.grace(version, GRACE_S):
+                raise EngineError(
+                    f"a worker did not come to a quiescent point in {GRACE_S:g} s; nothing was moved", code="no_grace"
+                )
+            self._stamp(moves, "grace")
+        except BaseException as error:
+            self._give_up(moves, str(error) or type(error).__name__)
+            raise
+        # From here on the new owners are the truth: every move is finished, whatever happens on the way.
+        for move in moves:
+            self._under_way[move.number] = move
+            with self.routing:
+                self._placement.flip(move.group, move.target)
+                self._workers[move.source].sweep(move.handle)
+                self._workers[move.source].drain_point(move.handle)
+        try:
+            self._stamp(moves, "sweep")
+        finally:
+            self._tell_nic(moves)
+            self._finish(moves, timeout)
+
+    def _give_up(self, moves: list[GroupMove], why: str) -> None:
+        groups = [move.group for move in moves]
+        for move in moves:
+            self._placement.expect(move.group, 0)
+            move.state, move.error = "given up", why
+        self._placement.grace(self._placement.publish((), groups), GRACE_S)
+        for move in moves:
+            for stream in range(len(self._queries_of_streams())):
+                self._workers[move.source].advance(stream, move.group)
+
+    def _tell_nic(self, moves: list[GroupMove]) -> None:
+        try:
+            self._follow(self._placement.owners())
+            self._stamp(moves, "table")
+        except Exception as error:
+            self.nic_errors += 1
+            log.warning("nic_did_not_follow", extra={"fields": {"error": str(error), "moves": len(moves)}})
+            for move in moves:
+                move.error = f"the NIC did not follow: {error}"
+
+    def _finish(self, moves: list[GroupMove], timeout: float) -> None:
+        """Wait for the new owners, then clear the flags."""
+        deadline = time.monotonic() + timeout
+        for move in moves:
+            if not move.handle.arrived(max(0.0, deadline - time.monotonic())) and not self._stopping:
+                raise EngineError(
+                    f"group {move.group} is with worker {move.target}, but worker {move.source} has not drained it "
+                    f"after {timeout:g} s; it goes on by itself",
+                    code="not_settled",
+                    hint="flexstream rebalance history shows the step it is at",
+                )
+        arrived = [move for move in moves if move.handle.arrived(0)]
+        if not arrived:
+            return
+        for move in arrived:
+            move.facts = move.handle.facts()
+            move.steps["drain"] = move.facts["drained_ns"]
+            move.steps["adopt"] = move.facts["absorbed_ns"]
+        self._placement.grace(self._placement.publish((), [move.group for move in arrived]), GRACE_S)
+        for move in arrived:
+            move.steps["clear"] = now_ns()
+            move.state = "moved"
+            move.handle = None
+            self._under_way.pop(move.number, None)
+            self.moved += 1
+        self.interrupt("clear")
+
+    def under_way(self) -> list[GroupMove]:
+        return list(self._under_way.values())
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Let moves that are under way finish; no new ones begin."""
+        self._stopping = True
+        deadline = time.monotonic() + timeout
+        with self._one_at_a_time:
+            for move in self.under_way():
+                move.handle.arrived(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,270 @@
+"""Groups on the move under load: results are the oracle's whatever moves, whenever, and however it is interrupted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flexstream as fs
+from flexstream.errors import EngineError
+from flexstream.moving import STEPS
+from flexstream.testing import run
+from tests.property.checks import as_rows, assert_same_results
+
+GROUPS = 16
+FINISH_S = 60.0
+STREAM = fs.Stream(
+    "s", {"t": "timestamp[ms]", "k": "i32", "x": "i64", "y": "f64"}, key="k", time="t", max_disorder="40ms"
+)
+TUMBLING = (
+    STREAM.query("tumbling")
+    .window(fs.tumbling("250ms"))
+    .agg(n=fs.count(), total=fs.sum("x"), least=fs.min("y"), most=fs.max("x"), mean=fs.avg("y"), spread=fs.stddev("y"))
+)
+SLIDING = STREAM.query("sliding").window(fs.sliding("300ms", every="100ms")).agg(n=fs.count(), total=fs.sum("x"))
+QUERIES = (TUMBLING, SLIDING)
+
+pytestmark = pytest.mark.time_limit(280)
+
+
+def make_rows(n: int, seed: int, keys: int = 300) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    rows = np.zeros(n, STREAM.schema.dtype)
+    rows["t"] = 1_000_000 + np.arange(n) // 8 - rng.integers(0, 40, n)
+    rows["k"] = rng.integers(0, keys, n)
+    rows["x"] = rng.integers(-1000, 1000, n)
+    rows["y"] = rng.normal(size=n).round(3)
+    return rows
+
+
+@contextmanager
+def serving(workers: int = 2, **options: Any) -> Iterator[fs.Engine]:
+    settings: dict[str, Any] = {"groups": GROUPS, "listen": "127.0.0.1:0", "pin": False, "max_sessions": 16}
+    with fs.Engine(workers, **settings | options) as engine:
+        for query in QUERIES:
+            engine.submit(query)
+        yield engine
+
+
+def address(engine: fs.Engine) -> str:
+    assert engine.data_address is not None
+    return "tcp://{}:{}".format(*engine.data_address)
+
+
+@contextmanager
+def moving(engine: fs.Engine, seed: int, most: int = 6) -> Iterator[list[int]]:
+    """Random groups to random workers, one order after the other, until the block ends."""
+    done, count, failures = threading.Event(), [0], []
+    rng = np.random.default_rng(seed)
+
+    def move() -> None:
+        try:
+            while not done.is_set():
+                groups = rng.choice(GROUPS, int(rng.integers(1, most)), replace=False)
+                moves = engine.move({int(g): int(rng.integers(0, len(engine.workers))) for g in groups})
+                count[0] += len(moves)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=move)
+    thread.start()
+    try:
+        yield count
+    finally:
+        done.set()
+        thread.join(FINISH_S)
+    assert not failures, failures
+    assert not thread.is_alive()
+
+
+def send_from(engine: fs.Engine, parts: list[np.ndarray], piece: int) -> None:
+    """One TCP producer per part, side by side, so that no watermark passes another's rows."""
+    producers = [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in parts]
+    gate = threading.Barrier(len(parts))
+
+    def produce(producer: fs.Producer, rows: np.ndarray) -> None:
+        gate.wait(FINISH_S)
+        for start in range(0, len(rows), piece):
+            producer.send(rows[start : start + piece])
+        producer.close(timeout=FINISH_S)
+
+    threads = [threading.Thread(target=produce, args=pair) for pair in zip(producers, parts, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(FINISH_S)
+        assert not thread.is_alive()
+
+
+def assert_right(engine: fs.Engine, rows: np.ndarray) -> None:
+    engine.finish(timeout=FINISH_S)
+    for query in QUERIES:
+        assert_same_results(query, as_rows(engine.results(query.name)), run(query, rows).windows)
+    status = engine.status()
+    ledger = status["streams"]["s"]["ledger"]
+    assert ledger["received"] == ledger["applied"] == len(rows)
+    assert all(query["open_windows"] == 0 for query in status["queries"].values())
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_random_moves_under_producers_change_no_result(workers: int, seed: int) -> None:
+    rows = make_rows(48_000, seed)
+    with serving(workers) as engine:
+        with moving(engine, seed) as count:
+            send_from(engine, [rows[i::3] for i in range(3)], 500)
+        assert_right(engine, rows)
+        assert count[0] > 0, "nothing moved"
+        assert {move.state for move in engine.mover.history} == {"moved"}
+
+
+def test_random_moves_under_feeding_change_no_result(seed: int) -> None:
+    rows = make_rows(48_000, seed)
+    with serving(compile="off") as engine:
+        with moving(engine, seed):
+            for start in range(0, len(rows), 300):
+                engine.feed("s", rows[start : start + 300])
+        assert_right(engine, rows)
+
+
+def test_a_group_goes_there_and_back_again_while_its_window_is_open(seed: int) -> None:
+    rows = make_rows(40_000, seed, keys=40)
+    with serving() as engine:
+        before = engine.placement()
+        for start in range(0, len(rows), 500):
+            engine.feed("s", rows[start : start + 500])
+            engine.move({g: 1 - w for g, w in enumerate(engine.placement())})
+        assert_right(engine, rows)
+        assert engine.mover.moved == GROUPS * 80
+        assert engine.placement() == before
+
+
+def test_late_rows_update_windows_that_fired_on_another_worker(seed: int) -> None:
+    query = STREAM.query("late").window(fs.tumbling("100ms"), allowed_lateness="10s").agg(n=fs.count())
+    rng = np.random.default_rng(seed)
+    with fs.Engine(2, groups=GROUPS, pin=False) as engine:
+        engine.submit(query)
+        counts: dict[tuple[int, int], int] = {}
+        for step in range(30):
+            rows = np.zeros(200, STREAM.schema.dtype)
+            rows["t"] = rng.integers(0, (step + 1) * 100, 200)
+            rows["k"] = rng.integers(0, 30, 200)
+            engine.feed("s", rows, watermark=step * 100)
+            engine.move({int(g): int(rng.integers(0, 2)) for g in rng.choice(GROUPS, 5, replace=False)})
+            for t, k in zip(rows["t"].tolist(), rows["k"].tolist(), strict=True):
+                counts[t // 100 * 100, k] = counts.get((t // 100 * 100, k), 0) + 1
+        engine.finish(timeout=FINISH_S)
+        newest: dict[tuple[int, int], tuple[int, int]] = {}
+        revisions: dict[tuple[int, int], list[int]] = {}
+        for row in as_rows(engine.results("late")):
+            window = row["window_start"], row["k"]
+            newest[window] = max(newest.get(window, (-1, 0)), (row["revision"], row["n"]))
+            revisions.setdefault(window, []).append(row["revision"])
+        assert {window: n for window, (_, n) in newest.items()} == counts
+        assert all(len(set(found)) == len(found) for found in revisions.values()), "a revision came twice"
+        assert any(max(found) > 0 for found in revisions.values())
+
+
+def test_a_producer_that_reconnects_or_stalls_in_mid_frame_moves_with_its_group() -> None:
+    from flexstream.testing.fault_proxy import FaultProxy
+
+    rows = make_rows(60_000, 11)
+    with serving(session_timeout_s=30.0) as engine, FaultProxy(engine.data_address, seed=11) as proxy:
+        producer = fs.Producer(f"tcp://{proxy.host}:{proxy.port}", stream=STREAM, linger_ms=1, retry_s=FINISH_S)
+        with moving(engine, 11):
+            for number, start in enumerate(range(0, len(rows), 1_500)):
+                if number % 10 == 5:
+                    proxy.break_all()
+                producer.send(rows[start : start + 1_500])
+            producer.close(timeout=FINISH_S)
+        assert_right(engine, rows)
+
+
+def test_a_socket_handed_to_the_old_owner_finds_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The acceptor's look at the placement may be old: every worker forwards what is not its own."""
+    rows = make_rows(20_000, 5)
+    with serving(3) as engine:
+        stale = engine.placement()
+        engine.move({g: (w + 1) % 3 for g, w in enumerate(stale)})
+        monkeypatch.setattr(engine, "placement", lambda: stale)
+        send_from(engine, [rows], 2_000)
+        monkeypatch.undo()
+        assert_right(engine, rows)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step not in ("drain", "adopt")])
+def test_a_move_interrupted_after_any_step_loses_and_repeats_nothing(step: str) -> None:
+    """The mover's thread dies there: the group has one owner, rows go on, and a later move settles it."""
+    rows = make_rows(30_000, 3)
+
+    def stop_here(reached: str) -> None:
+        if reached == step:
+            raise Interrupted(step)
+
+    with serving() as engine:
+        engine.feed("s", rows[:10_000])
+        engine.mover.interrupt = stop_here
+        before = engine.placement()
+        try:
+            engine.move({g: 1 - w for g, w in enumerate(before)})
+        except Interrupted:
+            pass
+        engine.mover.interrupt = lambda reached: None
+        moved = engine.placement()
+        assert moved == (before if step in ("flag", "grace") else [1 - w for w in before])
+        engine.feed("s", rows[10_000:20_000])
+        engine.move({g: 1 - w for g, w in enumerate(moved)})
+        engine.feed("s", rows[20_000:])
+        assert_right(engine, rows)
+        states = [move.state for move in engine.mover.history]
+        assert states.count("moved") >= GROUPS
+
+
+def test_a_nic_that_refuses_its_table_costs_alignment_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_rows(20_000, 9)
+
+    def refuse(owners: list[int]) -> None:
+        raise OSError("no such device")
+
+    with serving() as engine:
+        monkeypatch.setattr(engine.mover, "_follow", refuse)
+        engine.feed("s", rows[:10_000])
+        moves = engine.move({0: 1, 1: 0, 2: 1})
+        assert all("no such device" in (move.error or "") and move.state == "moved" for move in moves)
+        assert engine.mover.nic_errors == 1
+        engine.feed("s", rows[10_000:])
+        assert_right(engine, rows)
+
+
+def test_what_does_not_exist_is_not_moved() -> None:
+    with serving() as engine:
+        with pytest.raises(EngineError, match="group 16 must be from 0 to 15"):
+            engine.move({16: 0})
+        with pytest.raises(EngineError, match="worker 2 must be from 0 to 1"):
+            engine.move({0: 2})
+        assert engine.move({0: engine.placement()[0]}) == []
+
+
+def wait_until(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + FINISH_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_worker_that_sleeps_is_at_a_quiescent_point() -> None:
+    """Grace does not wait for traffic: with nobody sending, a move is over at once, and so are a hundred."""
+    with serving(3, listen=None) as engine:
+        wait_until(lambda: engine.status()["workers"])
+        for _ in range(100):
+            engine.move({g: (w + 1) % 3 for g, w in enumerate(engine.placement())})
+        assert engine.mover.moved == 100 * GROUPS

@@ -185,6 +185,49 @@ def test_a_producer_that_reconnects_or_stalls_in_mid_frame_moves_with_its_group(
         assert_right(engine, rows)
 
 
+def test_nothing_fires_before_the_old_owner_has_drained() -> None:
+    """Rows fed before the move wait at the old owner; the watermark behind them is at the new owner already."""
+    rows = make_rows(400_000, 21, keys=60)
+    with serving(listen=None, compile="off") as engine:
+        for turn in range(4):
+            part = rows[turn * 100_000 : (turn + 1) * 100_000]
+            engine.feed("s", part, watermark=False)  # a backlog on both workers
+            mover = threading.Thread(
+                target=engine.move, args=({g: 1 - w for g, w in enumerate(engine.placement())},)
+            )
+            mover.start()
+            engine.feed("s", part[:0], watermark=int(part["t"].max()) - 40)
+            mover.join(FINISH_S)
+        engine.finish(timeout=FINISH_S)
+        expected = pairs(rows["t"] // 250 * 250, rows["k"])
+        found = {(row["window_start"], row["k"]): row["n"] for row in as_rows(engine.results("tumbling"))}
+        assert found == expected
+        assert engine.status()["streams"]["s"]["ledger"]["late"] == 0
+
+
+def pairs(starts: np.ndarray, keys: np.ndarray) -> dict[tuple[int, int], int]:
+    found, counts = np.unique(np.stack([starts, keys.astype(np.int64)]), axis=1, return_counts=True)
+    return {(int(start), int(key)): int(n) for start, key, n in zip(*found, counts, strict=True)}
+
+
+def test_the_next_row_wanted_moves_with_a_group_that_has_no_connection_now() -> None:
+    from tests.adversity import rig
+
+    rows = rig.rows_of_group(3, 50)
+    with rig.serving(workers=2, session_timeout_s=30.0) as engine, rig.RawClient(engine) as client:
+        control = client.open()
+        sock = client.open(3)
+        sock.sendall(rig.data_frame(3, rows[:30]))
+        wait_until(lambda: engine.status()["streams"]["s"]["ledger"]["received"] == 30)
+        sock.close()
+        wait_until(lambda: engine.status()["connections"]["open"] == 0)
+        for _ in range(3):
+            engine.move({3: 1 - engine.placement()[3]})
+        client.open(3)
+        assert client.ack.sequence == 30
+        control.close()
+
+
 def test_a_socket_handed_to_the_old_owner_finds_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The acceptor's look at the placement may be old: every worker forwards what is not its own."""
     rows = make_rows(20_000, 5)

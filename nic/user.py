@@ -139,9 +139,7 @@ class UserNic(Nic):
             return
         self._pin_worker(queue, cpu)  # raises before anything is noted
         self._cpus[queue] = cpu
-        self._changes.append(
-            Change(f"worker {queue}", f"core {'any' if old is None else old}", f"core {cpu}")
-        )
+        self._changes.append(Change(f"worker {queue}", f"core {'any' if old is None else old}", f"core {cpu}"))
 
     def verify(self, connections: Sequence[Connection]) -> Verification:
         """Check that every connection is with its group's owner:
@@ -172,9 +170,7 @@ class UserNic(Nic):
             if subject == "group":
                 self._placement[int(index)] = int(value)
             elif value == "any":
-                raise _invalid(
-                    f"undo of {self._changes[-1]}", "a pinned worker stays pinned until the engine stops"
-                )
+                raise _invalid(f"undo of {self._changes[-1]}", "a pinned worker stays pinned until the engine stops")
             else:
                 assert self._pin_worker is not None
                 self._pin_worker(int(index), int(value))
@@ -183,9 +179,7 @@ class UserNic(Nic):
 
     def _check_placement(self, placement: Sequence[int]) -> None:
         if len(placement) != self._groups:
-            raise _invalid(
-                f"a placement of {len(placement)} groups", f"this engine has {self._groups} groups"
-            )
+            raise _invalid(f"a placement of {len(placement)} groups", f"this engine has {self._groups} groups")
         for group, worker in enumerate(placement):
             if not 0 <= worker < len(self._cpus):
                 raise _invalid(f"group {group} on worker {worker}", f"workers are 0 to {len(self._cpus) - 1}")

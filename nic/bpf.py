@@ -15,6 +15,8 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from flexstream.nic.interrupts import parse_cpus
+
 ATTRIBUTE_BYTES = 128  # of union bpf_attr; the kernel accepts more than it knows as long as the rest is zero
 LOG_BYTES = 1 << 20
 LOG_SHOWN = 2000  # the end of the verifier's log says what was wrong
@@ -168,23 +170,16 @@ class Map(Descriptor):
 class SharedWords(Map):
     """64-bit words that the program reads while we write them: an array map of one value, mapped into our memory.
 
-    A store of a word is one machine instruction, so the program sees the old or the new one.
+    A store of a word is one machine instruction, so the program sees the old or the new one. The memory goes with its last
+    reader, not with `close()`.
     """
 
     def __init__(self, words: int, *, name: str) -> None:
         size = words * 8
         super().__init__(MapType.ARRAY, size, 1, flags=MAP_MMAPABLE, name=name)
-        self._memory = mmap.mmap(self.fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
-        self.words = memoryview(self._memory).cast("Q")[:words]
+        memory = mmap.mmap(self.fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+        self.words = memoryview(memory).cast("Q")[:words]
 
-    def close(self) -> None:
-        if self.fd >= 0:
-            self.words.release()
-            try:
-                self._memory.close()
-            except BufferError:  # a reader holds a slice; the memory goes with it
-                pass
-        super().close()
 
 
 class PerCpuWords(Map):
@@ -273,16 +268,11 @@ def attached_programs(ifindex: int, attach: AttachType) -> Sequence[int]:
 
 def possible_cpus() -> int:
     """How many CPUs a per-CPU map has room for: those that could ever be plugged in."""
-    return len(cpus_in(_setting("/sys/devices/system/cpu/possible") or "0"))
+    return len(parse_cpus(_setting("/sys/devices/system/cpu/possible") or "0"))
 
 
-def cpus_in(text: str) -> list[int]:
-    """The CPUs of a list such as 0-3,7."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        found.extend(range(int(first), int(last or first) + 1))
-    return found
+def online_cpus() -> frozenset[int]:
+    return frozenset(parse_cpus(_setting("/sys/devices/system/cpu/online") or "0"))
 
 
 def _setting(path: str) -> str | None:

@@ -1,7 +1,8 @@
 """bpf(2) through ctypes: maps, programs and links, with no compiler and no library on the host.
 
-Every object holds a descriptor and gives it back in `close()`, which may be called twice; a process that dies gives all
-of them back, so nothing outlives it (no pins). Errors are `BpfError`: what was tried, and in words why the kernel refused.
+Every object holds a descriptor and gives it back in `close()`, which may be called twice; a process that dies gives
+all of them back, so nothing outlives it (no pins). Errors are `BpfError`: what was tried, and in words why the kernel
+refused.
 """
 
 from __future__ import annotations
@@ -170,8 +171,8 @@ class Map(Descriptor):
 class SharedWords(Map):
     """64-bit words that the program reads while we write them: an array map of one value, mapped into our memory.
 
-    A store of a word is one machine instruction, so the program sees the old or the new one. The memory goes with its last
-    reader, not with `close()`.
+    A store of a word is one machine instruction, so the program sees the old or the new one. The memory goes with its
+    last reader, not with `close()`.
     """
 
     def __init__(self, words: int, *, name: str) -> None:
@@ -179,7 +180,6 @@ class SharedWords(Map):
         super().__init__(MapType.ARRAY, size, 1, flags=MAP_MMAPABLE, name=name)
         memory = mmap.mmap(self.fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
         self.words = memoryview(memory).cast("Q")[:words]
-
 
 
 class PerCpuWords(Map):
@@ -235,9 +235,7 @@ class Program(Descriptor):
     def run(self, packet: bytes, repeat: int = 1) -> tuple[int, int]:
         """Run on a packet without any device: the program's result, and nanoseconds per run (BPF_PROG_TEST_RUN)."""
         data = ctypes.create_string_buffer(packet, len(packet))
-        attribute = struct.pack(
-            "=IIIIQQII", self.fd, 0, len(packet), 0, ctypes.addressof(data), 0, repeat, 0
-        )
+        attribute = struct.pack("=IIIIQQII", self.fd, 0, len(packet), 0, ctypes.addressof(data), 0, repeat, 0)
         _, answer = bpf(Command.PROG_TEST_RUN, attribute, "running the BPF program on a test packet")
         fields = struct.unpack_from("=IIIIQQII", answer)
         return ctypes.c_int32(fields[1]).value, fields[7]

@@ -1,19 +1,19 @@
 """The software table as BPF programs: hash a packet of the data port, count its bucket, send it to the table's core.
 
-The hash is Toeplitz with a key whose 16-bit words are all the same. It is the plain Toeplitz hash of that 40-byte key, so
-producers compute it as they do for hardware; but since every 16-bit word of the input then meets the same piece of the
-key, the hash is a function of the words' XOR alone. IPv4 and IPv6 both come down to a few XORs and two table lookups.
-And since KEY_WORD has an odd number of bits, that function is a bijection of 16-bit words: whatever the addresses are,
-each bucket can be reached, and by equally many source ports.
+The hash is Toeplitz with a key whose 16-bit words are all the same. It is the plain Toeplitz hash of that 40-byte
+key, so producers compute it as they do for hardware; but since every 16-bit word of the input then meets the same
+piece of the key, the hash is a function of the words' XOR alone. IPv4 and IPv6 both come down to a few XORs and two
+table lookups. And since KEY_WORD has an odd number of bits, that function is a bijection of 16-bit words: whatever
+the addresses are, each bucket can be reached, and by equally many source ports.
 
 Three places, one front part:
-- `TCX_INGRESS` (kernel 6.6): a packet on the wrong core gets a hash by which RPS picks the right one, and enters the device
-  once more. One that comes back to the wrong core with that very hash was not obeyed: it is counted and let through, so
-  nothing can go round for ever.
-- `TCX_EGRESS`, for loopback (6.6): there what is sent is what will be received, so the hash is set on the way out. (Entering
-  loopback a second time would lose the packet's route.)
-- `XDP`, generic mode with a cpumap (5.15): the packet is handed to the core's kernel thread. Always, also when it is on the
-  right core already: one that went straight on could overtake those that wait for the thread.
+- `TCX_INGRESS` (kernel 6.6): a packet on the wrong core gets a hash by which RPS picks the right one, and enters the
+  device once more. One that comes back to the wrong core with that very hash was not obeyed: it is counted and let
+  through, so nothing can go round for ever.
+- `TCX_EGRESS`, for loopback (6.6): there what is sent is what will be received, so the hash is set on the way out.
+  (Entering loopback a second time would lose the packet's route.)
+- `XDP`, generic mode with a cpumap (5.15): the packet is handed to the core's kernel thread. Always, also when it is
+  on the right core already: one that went straight on could overtake those that wait for the thread.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def rps_hash_base(position: int, cpus: int) -> int:
 
 
 class TableMaps:
-    """What the programs and we share: the table with the port behind it, and the counters. `entries`: a power of two."""
+    """What the programs and we share: the table with the port behind it, and the counters."""
 
     def __init__(self, entries: int) -> None:
         if entries < 1 or entries & (entries - 1) or entries > MAX_ENTRIES:

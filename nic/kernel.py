@@ -1,12 +1,12 @@
 """A table in the kernel, for devices that have none: veth, loopback, many cloud NICs. Needs privilege, no hardware.
 
-A BPF program on the device finds a packet's bucket as an RSS NIC would (the same Toeplitz, so producers steer their ports in
-the same way) and sends it to the core that the table names. A "queue" here is a worker's core. Table and counters are
-memory that the program and we share: a write is a store, and costs no system call.
+A BPF program on the device finds a packet's bucket as an RSS NIC would (the same Toeplitz, so producers steer their
+ports in the same way) and sends it to the core that the table names. A "queue" here is a worker's core. Table and
+counters are memory that the program and we share: a write is a store, and costs no system call.
 
-`method` is "tcx" (kernel 6.6 and newer: the packet's hash is set, and RPS moves it; nearly free), "xdp" (5.15 and newer:
-generic XDP and a cpumap; every packet is copied once) or "auto": tcx where it works. The program leaves with this process,
-however it ends; the RPS masks are in the journal.
+`method` is "tcx" (kernel 6.6 and newer: the packet's hash is set, and RPS moves it; nearly free), "xdp" (5.15 and
+newer: generic XDP and a cpumap; every packet is copied once) or "auto": tcx where it works. The program leaves with
+this process, however it ends; the RPS masks are in the journal.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ _IFF_UP, _IFF_LOOPBACK, _SIOCGIFFLAGS = 0x1, 0x8, 0x8913
 class KernelNic(Nic):
     """A BPF table on `device` for `groups` groups, on the cores in `cpus` (default: all that this process may use).
 
-    Loads the program but changes nothing on the device before `start`. Raises ConfigError for a device or a method that
-    does not exist; what is missing otherwise (privilege, kernel) is in `capabilities()`, and `start` raises it. Packets of
-    other ports than `port` are left alone; `listeners` tells it the port that the engine got.
+    Loads the program but changes nothing on the device before `start`. Raises ConfigError for a device or a method
+    that does not exist; what is missing otherwise (privilege, kernel) is in `capabilities()`, and `start` raises it.
+    Packets of other ports than `port` are left alone; `listeners` tells it the port that the engine got.
     """
 
     kind = "kernel"
@@ -155,6 +155,7 @@ class KernelNic(Nic):
         ]
         self._lock.take()
         try:
+            self._steering.recover()
             self._aim()
             self.set_table([entry % self._groups % self.queues() for entry in range(self._entries)])
             maps.set_port(self._port)

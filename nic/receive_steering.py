@@ -1,12 +1,13 @@
 """RPS of one device: the cores that the kernel may move received packets to, one mask for each receive queue.
 
-Written through the journal, so that it can be put back after a crash. RFS is switched off for the device: it moves packets
-to where their reader runs, over the head of the table.
+Written through the journal, so that it can be put back after a crash. RFS is switched off for the device: it moves
+packets to where their reader runs, over the head of the table.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Sequence
@@ -15,21 +16,27 @@ from pathlib import Path
 from flexstream.errors import ConfigError
 from flexstream.nic.contract import Change
 from flexstream.nic.interrupts import format_cpus
-from flexstream.nic.journal import Journal
+from flexstream.nic.journal import Journal, left_behind
+from flexstream.nic.plan import Applied, undo_journal
 from flexstream.nic.settings import Settings
+
+log = logging.getLogger("flexstream.nic")
 
 _NET = Path("/sys/class/net")
 _LOOKS = 3  # devices come and go while they are listed
 
 
 class ReceiveSteering:
-    """Guarantees: what `changes()` lists is in the journal on disk, and was so before it was changed."""
+    """Guarantees: what `changes()` lists is in the journal on disk, and was so before it was changed.
+
+    Assumes that the caller holds the device's lock while it changes anything.
+    """
 
     def __init__(self, device: str, *, journal_folder: Path | None = None) -> None:
         self.device = device
         self._journal_folder = journal_folder
-        self._journal: Journal | None = None
         self._settings = Settings()
+        self._applied: Applied | None = None
         self._wanted: dict[str, str] = {}
 
     def refusal(self) -> str | None:
@@ -47,21 +54,29 @@ class ReceiveSteering:
                 return f"{file} cannot be written (read-only /sys in a container, or not root)"
         return None
 
+    def recover(self) -> None:
+        """Put back what a process that died has left. Raises ConfigError."""
+        for journal in left_behind(self.device, self._journal_folder, owner="daemon"):
+            undone = undo_journal(journal, self._settings)
+            for change in undone.undone:
+                log.warning("put back after a crash: %s", change.reversed())
+            if undone.problems:
+                raise ConfigError("; ".join(undone.problems), code="nic_undo", hint="`flexstream nic undo`")
+
     def apply(self, cpus: Sequence[int]) -> None:
         """Let RPS use exactly these cores. Raises ConfigError; what was changed until then is in `changes()`."""
-        cores = format_cpus(cpus)
         wanted = {}
         for queue in self._queues():
             wanted[f"{self.device} {queue} rps_flow_cnt"] = "0"
-            wanted[f"{self.device} {queue} rps_cpus"] = cores
+            wanted[f"{self.device} {queue} rps_cpus"] = format_cpus(cpus)
         for where, value in wanted.items():
             old = self._settings.read(where)
             if old == value:
                 continue
-            if self._journal is None:
-                self._journal = Journal.create(self.device, "daemon", self._journal_folder)
-            self._journal.record(Change(where, old, value))
-            self._settings.write(where, value)
+            if self._applied is None:
+                journal = Journal.create(self.device, "daemon", self._journal_folder)
+                self._applied = Applied(self._settings, journal)
+            self._applied.change(Change(where, old, value))
             if (now := self._settings.read(where)) != value:  # isolated cores are left out without a word
                 raise ConfigError(
                     f"{where}: wrote {value}, and the kernel made it {now or 'none'}",
@@ -83,26 +98,14 @@ class ReceiveSteering:
         return found
 
     def changes(self) -> tuple[Change, ...]:
-        return () if self._journal is None else tuple(self._journal.changes)
+        return () if self._applied is None else self._applied.changes()
 
     def undo(self) -> None:
         """Put back what was there. Raises ConfigError for what could not be; that stays in `changes()`."""
         self._wanted = {}
-        if self._journal is None:
-            return
-        left, failures = [], []
-        for change in reversed(self._journal.changes):
-            try:
-                self._settings.write(change.where, change.old)
-            except ConfigError as error:
-                if self._is_gone():
-                    continue  # and its settings with it
-                left.insert(0, change)
-                failures.append(error)
-        self._journal.keep(left)
-        if failures:
-            raise failures[0]
-        self._journal = None
+        if self._applied is not None:
+            self._applied.undo()
+            self._applied = None
 
     def close(self) -> None:
         self._settings.close()
@@ -113,13 +116,10 @@ class ReceiveSteering:
             return sorted((name for name in names if name.startswith("rx-")), key=lambda name: int(name[3:]))
         return []
 
-    def _is_gone(self) -> bool:
-        return not (_NET / self.device).exists()
-
 
 def sysfs_shows_this_namespace() -> bool:
     """A sysfs shows the devices of the namespace in which it was mounted, not of the one that looks at it."""
-    return any(_sysfs_devices() == dict(map(reversed, socket.if_nameindex())) for _ in range(_LOOKS))
+    return any(_sysfs_devices() == {name: index for index, name in socket.if_nameindex()} for _ in range(_LOOKS))
 
 
 def _sysfs_devices() -> dict[str, int]:

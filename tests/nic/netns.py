@@ -1,9 +1,9 @@
 """Network namespaces for tests: two of them with a veth between, and code that runs inside one. Needs root.
 
-Names are unique, so that runs side by side do not meet; everything is removed when the block ends, whatever happened in it.
-`run_inside` starts a process in a namespace, with a sysfs that shows it: a process that only changes its namespace still sees
-the devices of the old one in /sys. A socket belongs to the namespace in which it was made, so one process can hold both ends
-of a connection (`Pair.client_socket`).
+Names are unique, so that runs side by side do not meet; everything is removed when the block ends, whatever happened
+in it. `run_inside` starts a process in a namespace, with a sysfs that shows it: a process that only changes its
+namespace still sees the devices of the old one in /sys. A socket belongs to the namespace in which it was made, so
+one process can hold both ends of a connection (`Pair.client_socket`).
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ def veth_pair() -> Iterator[Pair]:
         pair = Pair(server, client, f"fss{tag}", f"fsc{tag}")
         add = f"link add {pair.server_device} netns {server.name} type veth peer name {pair.client_device}"
         command("ip", *add.split(), "netns", client.name)
-        ends = ((server, pair.server_device, pair.server_addresses), (client, pair.client_device, pair.client_addresses))
+        ends = (
+            (server, pair.server_device, pair.server_addresses),
+            (client, pair.client_device, pair.client_addresses),
+        )
         for inside, device, (v4, v6) in ends:
             inside.ip("addr", "add", f"{v4}/24", "dev", device)
             inside.ip("addr", "add", f"{v6}/64", "dev", device, "nodad")

@@ -150,9 +150,7 @@ class Assembler:
                 offset = self._labels[offset] - index - 1
             yield struct.pack("=BBhi", opcode, source << 4 | target, offset, immediate)
 
-    def _append(
-        self, opcode: int, target: int = 0, source: int = 0, offset: int | str = 0, immediate: int = 0
-    ) -> None:
+    def _append(self, opcode: int, target: int = 0, source: int = 0, offset: int | str = 0, immediate: int = 0) -> None:
         if not -(2**31) <= immediate < 2**31:
             raise ValueError(f"immediate {immediate} does not fit in 32 signed bits")
         self._instructions.append((opcode, target, source, offset, int(immediate)))

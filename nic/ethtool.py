@@ -305,7 +305,8 @@ class EthtoolNic(Nic):
             return self._verified
         rps = bool(DeviceFiles(self.device, self._root).rps())
         cores: Sequence[int | None] = [None] * self.queues() if rps else self.queue_cpu()
-        self._verified = judge(connections, steering, self.table(), cores, device=self.device, rps=rps)
+        napi = self._transport.queue_napi()
+        self._verified = judge(connections, steering, self.table(), cores, device=self.device, rps=rps, queue_napi=napi)
         return self._verified
 
     def health(self) -> NicHealth:

@@ -1,13 +1,14 @@
 """One device's RSS settings by whichever way the kernel answers: generic netlink, else the SIOCETHTOOL ioctl.
 
 RSS_GET came with Linux 6.2 and RSS_SET with 6.17, but what a kernel has is asked, not assumed; the release only
-decides whether asking is worth loading pyroute2. Reading and writing are chosen one by one. FLEXSTREAM_NIC_RSS=ioctl
+decides whether asking is worth loading pyroute2. Reading and writing are chosen one by one. FLEXSTREAM_NIC_WAY=ioctl
 or =netlink decides for the machine's owner.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import re
@@ -33,9 +34,9 @@ class RssTransport:
     """Reads and writes table and key. Thread-safe. OSError is the kernel's answer, whichever way it came."""
 
     def __init__(self, device: str, *, ioctl: EthtoolIoctl | None = None, way: str | None = None) -> None:
-        chosen = way or os.environ.get("FLEXSTREAM_NIC_RSS") or "auto"
+        chosen = way or os.environ.get("FLEXSTREAM_NIC_WAY") or "auto"
         if chosen not in ("auto", "ioctl", "netlink"):
-            raise ConfigError(f"FLEXSTREAM_NIC_RSS={chosen!r}", code="nic_setting", hint="it is auto, ioctl or netlink")
+            raise ConfigError(f"FLEXSTREAM_NIC_WAY={chosen!r}", code="nic_setting", hint="it is auto, ioctl or netlink")
         self.device = device
         self.ioctl = ioctl or EthtoolIoctl(device)
         self._netlink: RssNetlink | None = None
@@ -54,7 +55,7 @@ class RssTransport:
         except ImportError:
             if chosen == "netlink":
                 raise ConfigError(
-                    "FLEXSTREAM_NIC_RSS=netlink needs pyroute2", code="nic_setting", hint="pip install flexstream[nic]"
+                    "FLEXSTREAM_NIC_WAY=netlink needs pyroute2", code="nic_setting", hint="pip install flexstream[nic]"
                 ) from None
             self.reason = "pyroute2 is not installed (pip install flexstream[nic])"
             return
@@ -85,9 +86,23 @@ class RssTransport:
 
     def set_rss(self, *, table: Sequence[int] | None = None, key: bytes | None = None) -> None:
         if self._netlink is not None and self._netlink_writes:
-            self._netlink.set_rss(table=table, key=key)
+            try:
+                self._netlink.set_rss(table=table, key=key)
+                return
+            except OSError as error:
+                # RSS_SET is young: a driver behind it may still know the older call only.
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ETIMEDOUT):
+                    raise
+                refusal = error
+            self.ioctl.set_rss(table=table, key=key)
+            self._netlink_writes = False
+            self.reason = f"the kernel answered RSS_SET with {errno.errorcode.get(refusal.errno or 0)}, the ioctl works"
         else:
             self.ioctl.set_rss(table=table, key=key)
+
+    def queue_napi(self) -> dict[int, int]:
+        """NAPI id of each receive queue as the kernel tells it (netdev netlink family, Linux 6.8); empty without."""
+        return {} if self._netlink is None else self._netlink.queue_napi()
 
     def queue_packets(self) -> dict[int, int]:
         """Packets per receive queue as the kernel counts them (netdev netlink family, Linux 6.10); empty without."""

@@ -1,13 +1,12 @@
 """Every setting of the machine that FlexStream may touch: how it is named, read, written and said in shell.
 
 A name is what a `Change` carries in `where`: "eth0 table", "eth0 channels combined", "eth0 hash tcp4",
-"eth0 flag rxhash", "eth0 rx-0 rps_cpus", "irq 38 cpus". A value is text, so that a journal can keep it. Reading
+"eth0 flag rxhash", "eth0 rx-0 rps_cpus", "eth0 ring rx", "eth0 coalesce rx_usecs", "irq 38 cpus". A value is text, so that a journal can keep it. Reading
 changes nothing; writing raises ConfigError with the kernel's answer.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Callable
@@ -16,7 +15,8 @@ from pathlib import Path
 from flexstream.errors import ConfigError
 from flexstream.nic.contract import FOUR_TUPLE
 from flexstream.nic.interrupts import format_cpus, format_mask, parse_cpus, parse_mask, set_affinity
-from flexstream.nic.rss_ioctl import ETH_FLAGS, FLOWS, EthtoolIoctl, refused
+from flexstream.nic.link_settings import read_link_setting, write_link_setting
+from flexstream.nic.rss_ioctl import EthtoolIoctl, refused
 from flexstream.nic.rss_transport import RssTransport
 
 # Letters of `ethtool -N DEVICE rx-flow-hash tcp4 sdfn`.
@@ -24,7 +24,8 @@ FIELD_LETTERS = dict(zip(FOUR_TUPLE, "sdfn", strict=True))
 _NAME = re.compile(
     r"irq (?P<irq>\d+) cpus"
     r"|(?P<device>\S+) (?:(?P<rss>table|key)|channels (?P<channels>combined|rx|tx)|hash (?P<flow>tcp4|tcp6)"
-    r"|flag (?P<flag>rxhash|ntuple)|(?P<queue>[rt]x-\d+) (?P<file>rps_cpus|rps_flow_cnt|xps_cpus))"
+    r"|flag (?P<flag>rxhash|ntuple)|(?P<queue>[rt]x-\d+) (?P<file>rps_cpus|rps_flow_cnt|xps_cpus)"
+    r"|(?P<link>ring (?:rx|tx)|coalesce (?:rx_usecs|rx_frames|tx_usecs|tx_frames|adaptive_rx)|feature \S+))"
 )
 
 
@@ -54,9 +55,10 @@ class Settings:
         if part["file"]:
             text = self._read_file(self._queue_file(part))
             return text if part["file"] == "rps_flow_cnt" else format_cpus(parse_mask(text))
-        device = self.device(part["device"])
         try:
-            return _read_device(device, part)
+            if part["link"]:
+                return read_link_setting(part["device"], *part["link"].split())
+            return _read_device(self.device(part["device"]), part)
         except OSError as error:
             raise refused(f"read {where.partition(' ')[2]}", part["device"], error) from None
 
@@ -70,7 +72,10 @@ class Settings:
             self._write_file(self._queue_file(part), text, where)
         else:
             try:
-                _write_device(self.device(part["device"]), part, value)
+                if part["link"]:
+                    write_link_setting(part["device"], *part["link"].split(), value)
+                else:
+                    _write_device(self.device(part["device"]), part, value)
             except OSError as error:
                 raise refused(f"set {where.partition(' ')[2]} to {shorten(value)}", part["device"], error) from None
 
@@ -165,6 +170,10 @@ def _shell_device(part: dict[str, str], where: str, value: str) -> str:
     if part["flow"]:
         letters = "".join(letter for name, letter in FIELD_LETTERS.items() if name in value.split(","))
         return f"ethtool -N {device} rx-flow-hash {part['flow']} {letters}"
+    if part["link"]:
+        kind, name = part["link"].split()
+        option = {"ring": "-G", "coalesce": "-C", "feature": "-K"}[kind]
+        return f"ethtool {option} {device} {name.replace('_', '-')} {value}"
     return f"ethtool -K {device} {part['flag']} {value}"
 
 
@@ -184,10 +193,3 @@ def parse_table(text: str) -> tuple[int, ...]:
 
 def shorten(text: str, limit: int = 48) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-def may_write(path: Path) -> bool:
-    return os.access(path, os.W_OK)
-
-
-__all__ = ["ETH_FLAGS", "FLOWS", "Settings", "format_table", "may_write", "parse_table", "shorten"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flexstream.nic.contract import Connection, Steering, Verdict, Verification
 from flexstream.nic.toeplitz import bucket_of
@@ -19,12 +19,13 @@ def judge(
     *,
     device: str,
     rps: bool = False,
+    queue_napi: Mapping[int, int] | None = None,
 ) -> Verification:
     """Compare with the prediction: the core of the queue's interrupt, and one NAPI id per queue.
 
     A connection without a NAPI id did not come through a device's queue (loopback, a software device) and says
     nothing. One without a core or with a queue that is not pinned to one is judged by its NAPI id alone, which needs
-    a second queue to compare with.
+    a second queue to compare with, unless the kernel tells each queue's id (`queue_napi`).
     """
     seen: list[tuple[Connection, int]] = []
     for connection in connections:
@@ -33,7 +34,8 @@ def judge(
             seen.append((connection, table[bucket]))
     if not seen:
         return Verification(Verdict.UNVERIFIED, f"no connection came through a queue of {device} (none has a NAPI id)")
-    owners = _owners(seen)
+    told = {napi: queue for queue, napi in (queue_napi or {}).items()}
+    owners = {**_owners(seen), **told}
     wrong: list[str] = []
     agreed = 0
     for connection, queue in seen:
@@ -43,7 +45,7 @@ def judge(
             wrong.append(f"{_who(connection)} arrived on core {connection.incoming_cpu}, queue {queue} is core {cpu}'s")
         elif owners[connection.napi_id or 0] != queue:
             wrong.append(f"{_who(connection)} arrived by NAPI {connection.napi_id}, which is not queue {queue}'s")
-        elif by_core or len(set(owners.values())) > 1:
+        elif by_core or told or len(set(owners.values())) > 1:
             agreed += 1
     checked = agreed + len(wrong)
     if len(wrong) >= 2 and len(wrong) > TOLERATED_SHARE * checked:

@@ -32,7 +32,7 @@ from flexstream.engine_status import engine_status
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
-from flexstream.nic.user import UserNic
+from flexstream.nic_service import NicService
 from flexstream.query import Query
 from flexstream.reading import read_log
 from flexstream.result_rows import LateRows, ResultRows
@@ -108,12 +108,12 @@ class Engine:
         self.started_at = time.monotonic()
         self._acceptor: Acceptor | None = None
         self._closed = False
-        if listen is not None:
-            host, port = data_address(listen, token)
+        host, port = data_address(listen, token) if listen is not None else (None, 0)
+        if host is not None:
             self._acceptor = Acceptor(
                 self, host, port, token=token, hello_timeout_s=hello_timeout_s, max_pending=max_pending_hello
             )
-        self.nic = UserNic(groups, cpus if pin else [None] * len(cpus), group_rows=self._group_rows)
+        self.nic = NicService(nic, groups, cpus if pin else [None] * len(cpus), host, self._group_rows)
         self._reader_fd = make_reader_fd()
         self._allocator = Allocator()
         self.workers = [
@@ -146,6 +146,7 @@ class Engine:
         self.collector.start()
         if self._acceptor is not None:
             self._acceptor.start()
+        self.nic.start()
         self._stop_ticking = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="fs-sessions", daemon=True)
         self._ticker.start()
@@ -395,6 +396,7 @@ class Engine:
         if self._acceptor is not None:
             self._acceptor.stop_accepting()
         self._stop_ticking.set()
+        self.nic.stop()
         for worker in self.workers:
             worker.stop()
         while not all(worker.ended for worker in self.workers) and time.monotonic() < deadline:
@@ -409,6 +411,7 @@ class Engine:
         self.collector.join(timeout=max(1.0, deadline - time.monotonic()))
         if self._acceptor is not None:
             self._acceptor.stop()
+        self.nic.close()
         self._ticker.join(timeout=2)
         windows = self._open_windows()
         if self.collector.is_alive():  # a callback that does not return: leave it what it may still use

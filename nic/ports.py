@@ -69,6 +69,7 @@ def candidate_ports(
     """
     if ports is None:
         ports = eligible_ports()
+    ports = ports[ports != destination[1]]  # from its own port, a socket can connect to itself
     hashes = port_hashes(steering.key, source_ip, destination)[ports]
     buckets = (hashes & np.uint32(steering.entries - 1)).astype(np.int64)
     shared = min(steering.groups, steering.entries)  # entry e is of group e mod G, and group g of entry g mod entries

@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 # The key of the published verification suite; many drivers use it, and so does the table in user space.
-DEFAULT_KEY = bytes.fromhex(
-    "6d5a56da255b0ec24167253d43a38fb0d0ca2bcbae7b30b477cb2da38030f20c6a42b73bbeac01fa"
-)
+DEFAULT_KEY = bytes.fromhex("6d5a56da255b0ec24167253d43a38fb0d0ca2bcbae7b30b477cb2da38030f20c6a42b73bbeac01fa")
 PORTS = 1 << 16
 
 Hashes = npt.NDArray[np.uint32]
@@ -51,9 +49,7 @@ def key_windows(key: bytes, bits: int) -> Hashes:
     if len(key) * 8 < bits + 31:
         raise ValueError(f"a key of {len(key)} bytes cannot hash {bits // 8} bytes: {bits // 8 + 4} are needed")
     number, length = int.from_bytes(key, "big"), len(key) * 8
-    windows = np.array(
-        [(number << 32 >> (length - bit)) & 0xFFFFFFFF for bit in range(bits)], dtype=np.uint32
-    )
+    windows = np.array([(number << 32 >> (length - bit)) & 0xFFFFFFFF for bit in range(bits)], dtype=np.uint32)
     windows.flags.writeable = False
     return windows
 

@@ -45,6 +45,12 @@ def test_groups_have_disjoint_ports_that_together_are_all() -> None:
     assert sorted(together) == list(eligible_ports())
 
 
+def test_the_destinations_own_port_is_left_out_so_that_no_socket_meets_itself() -> None:
+    found = candidate_ports(steering(), "127.0.0.1", ("127.0.0.1", 45000), range(128))
+    assert 45000 in eligible_ports()
+    assert 45000 not in np.concatenate(list(found.values()))
+
+
 def test_the_range_and_the_reserved_ports_are_the_kernels(tmp_path, monkeypatch) -> None:
     assert local_port_range()[0] < local_port_range()[1]
     (tmp_path / "range").write_text("40000\t40010\n")

@@ -6,7 +6,10 @@ distributions differ.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,8 @@ from pathlib import Path
 from flexstream.nic.interrupts import format_cpus, parse_mask
 
 CAP_NET_ADMIN = 12
+IFF_UP = 1
+SIOCGIFFLAGS = 0x8913
 # Where the ban list of irqbalance lives. The variable's name changed with version 1.8.
 IRQBALANCE_FILES = ("etc/sysconfig/irqbalance", "etc/default/irqbalance", "etc/irqbalance.env")
 
@@ -41,13 +46,35 @@ class DeviceFiles:
     def folder(self) -> Path:
         return self.root / "sys/class/net" / self.name
 
+    def index(self) -> int | None:
+        """The device's number, asked of the kernel: /sys may be that of another network namespace."""
+        if self.root != Path("/"):
+            text = self._read("ifindex") or ("1" if self.folder.exists() else None)
+            return None if text is None else int(text)
+        try:
+            return socket.if_nametoindex(self.name)
+        except OSError:
+            return None
+
     def exists(self) -> bool:
-        return self.folder.exists()
+        return self.index() is not None
+
+    def shown_in_sysfs(self) -> bool:
+        """Whether /sys speaks of this very device: it shows the namespace in which it was mounted."""
+        return self.root != Path("/") or self._read("ifindex") == str(self.index())
 
     def is_up(self) -> bool:
         """Administratively up: IFF_UP."""
-        flags = self._read("flags")
-        return flags is not None and bool(int(flags, 16) & 1)
+        if self.root != Path("/"):
+            flags = self._read("flags")
+            return flags is not None and bool(int(flags, 16) & IFF_UP)
+        request = struct.pack("16sH22x", self.name.encode(), 0)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            try:
+                reply = fcntl.ioctl(sock, SIOCGIFFLAGS, request)
+            except OSError:
+                return False
+        return bool(struct.unpack_from("=H", reply, 16)[0] & IFF_UP)
 
     def state(self) -> str:
         return self._read("operstate") or "unknown"

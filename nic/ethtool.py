@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from flexstream.nic.contract import (
     entries_for,
 )
 from flexstream.nic.devices import DeviceFiles
+from flexstream.nic.drift import differences
 from flexstream.nic.facts import Facts, read_facts
 from flexstream.nic.interrupts import affinity
 from flexstream.nic.journal import DeviceLock, Journal, left_behind
@@ -71,13 +73,24 @@ class EthtoolNic(Nic):
         self._lock = DeviceLock(device)
         self._applied: Applied | None = None
         self._worker_cpus: tuple[int | None, ...] = ()
-        self._last_write: tuple[int, ...] | None = None
         self._verified = Verification(Verdict.UNVERIFIED, "no connection has been compared with the table yet")
         self.notes: list[str] = []  # what start could not do, though the table works without it
         self._facts = self.read()
         if not self._facts.present:
             raise ConfigError(f"there is no device {device}", code="nic_device", hint="`ip link` shows the devices")
         self._reference = self._facts
+
+    @classmethod
+    def probe(cls, device: str) -> str | None:
+        """Why this device's own table cannot be used, or None. Changes nothing."""
+        try:
+            nic = cls(device, groups=1)
+        except ConfigError as error:
+            return error.message
+        try:
+            return nic.capability("write_table").reason or None
+        finally:
+            nic.close()
 
     # -- reading
 
@@ -175,7 +188,6 @@ class EthtoolNic(Nic):
             "queue_irq": [facts.queue_irq.get(queue) for queue in range(facts.queues)],
             "numa_node": facts.numa_node,
             "rss_by": {"read": facts.reads_by, "write": facts.writes_by},
-            "changes": [str(change) for change in self.changes()],
             "notes": list(self.notes),
         }
 
@@ -193,6 +205,7 @@ class EthtoolNic(Nic):
             for change in plan(self._facts, Wish(self._worker_cpus, self._groups, table=False), root=self._root):
                 self._try(change)
             self.set_table(self.table())
+            self._facts = self._reference = self.read()
         except ConfigError:
             self._give_up()
             raise
@@ -237,7 +250,7 @@ class EthtoolNic(Nic):
                 code="nic_invalid",
             )
         if self._channels_changed():
-            self._facts = self.read()  # another number of queues, and perhaps another table
+            self._facts = self._reference = self.read()  # another number of queues, and perhaps another table
         self.set_table(entries_for(placement, len(self.table()), self.queues()))
 
     def _channels_changed(self) -> bool:
@@ -260,8 +273,8 @@ class EthtoolNic(Nic):
                     code="nic_invalid",
                 )
         self._change(Change(f"{self.device} table", format_table(now), format_table(tuple(entries))))
-        self._last_write = tuple(entries)
-        self._reference = self.read()
+        self._facts.rss = self._transport.rss()
+        self._reference = replace(self._reference, rss=self._facts.rss)
 
     def pin(self, queue: int, cpu: int) -> None:
         if not 0 <= queue < self.queues():
@@ -283,7 +296,6 @@ class EthtoolNic(Nic):
             return
         self._applied.undo()
         self._applied = None
-        self._last_write = None
         if DeviceFiles(self.device, self._root).exists():
             self._facts = self._reference = self.read()
 
@@ -319,47 +331,8 @@ class EthtoolNic(Nic):
         return NicHealth(NicState(self._verified.verdict.value), self._verified.reason)
 
     def drift(self) -> list[str]:
-        if not DeviceFiles(self.device, self._root).exists():
-            return [f"{self.device} is not there any more"]
-        now, then = self.read(), self._reference
-        if now.rss is None and is_gone_reason(now):
-            return [f"{self.device} is not there any more"]
-        found = _differences(self.device, then, now)
-        if self._last_write is not None and now.rss is not None and now.table != self._last_write:
-            changed = sum(a != b for a, b in zip(now.table, self._last_write, strict=False))
-            same_size = len(now.table) == len(self._last_write)
-            what = f"{changed} of {len(now.table)} entries" if same_size else f"its size, now {len(now.table)}"
-            found.append(f"table: {what} changed")
-        return found
-
-
-def is_gone_reason(facts: Facts) -> bool:
-    return "ENODEV" in facts.reasons.get("table", "")
-
-
-def _differences(device: str, then: Facts, now: Facts) -> list[str]:
-    found = []
-    if then.channels != now.channels and now.channels is not None:
-        was = "?" if then.channels is None else then.channels.receive
-        found.append(
-            f"channels: {was} -> {now.channels.receive} receive queues (a driver may drop its table with this)"
-        )
-    if then.key != now.key:
-        found.append("key: another RSS key (producers need the new one to choose their ports)")
-    if then.rss is not None and now.rss is not None and then.rss.function != now.rss.function:
-        found.append(f"hash function: {then.rss.function} -> {now.rss.function}")
-    for flow, names in now.hash_fields.items():
-        if then.hash_fields.get(flow) != names:
-            found.append(f"hash fields of {flow}: now {', '.join(names or ()) or 'none'}")
-    if then.flags.get("rxhash") and not now.flags.get("rxhash"):
-        found.append("receive hashing was switched off: some drivers then send all to queue 0")
-    if then.up and not now.up:
-        found.append(f"link: {device} is down")
-    for queue, cpus in now.queue_cpus.items():
-        if then.queue_cpus.get(queue) != cpus:
-            irq = now.queue_irq[queue]
-            found.append(f"interrupt {irq} of queue {queue}: cores {then.queue_cpus.get(queue)} -> {cpus}")
-    return found
+        self._facts = self.read()  # so that queues, key and reasons are those of today
+        return differences(self._reference, self._facts)
 
 
 def _capability(name: str, obstacle: str | None) -> Capability:

@@ -111,6 +111,14 @@ class Facts:
             return [Finding("warn", f"there is no device {self.device}", "`ip link` shows the devices")]
         files = DeviceFiles(self.device, root)
         found = []
+        if not files.shown_in_sysfs():
+            found.append(
+                Finding(
+                    "warn",
+                    f"/sys shows another network namespace than {self.device}'s: queues, RPS and driver are unknown",
+                    "mount sysfs inside the namespace, as `ip netns exec` does",
+                )
+            )
         if not self.up:
             found.append(Finding("warn", f"{self.device} is down", f"ip link set {self.device} up"))
         missing = self.no_table()
@@ -134,7 +142,8 @@ class Facts:
             )
         most = self.channels.max_receive if self.channels is not None else self.queues
         channel = "rx" if self.channels is not None and not self.channels.max_combined else "combined"
-        found += queue_findings(self.device, self.queues, most, len(worker_cpus), channel)
+        if missing is None or self.queue_irq:  # not for devices that are memory
+            found += queue_findings(self.device, self.queues, most, len(worker_cpus), channel)
         found += rule_findings(self.device, self.flags.get("ntuple", False), self.rules)
         if missing is None:  # without a table RPS is what the software table works with
             found += steering_findings(files)
@@ -177,7 +186,7 @@ def read_facts(device: str, *, root: Path = Path("/"), transport: RssTransport |
     """Ask everything. A question that the driver does not answer becomes a reason, never an exception."""
     files = DeviceFiles(device, root)
     if not files.exists():
-        return Facts(device, False, reasons={"device": f"there is no {files.folder}"})
+        return Facts(device, False, reasons={"device": "the kernel knows no device of this name"})
     way = transport or RssTransport(device)
     try:
         return _ask(files, way, root)
@@ -187,13 +196,17 @@ def read_facts(device: str, *, root: Path = Path("/"), transport: RssTransport |
 
 
 def _ask(files: DeviceFiles, way: RssTransport, root: Path) -> Facts:
-    device, reasons = files.name, {}
+    device = files.name
+    reasons: dict[str, str] = {}
+    if not files.shown_in_sysfs():
+        reasons["sysfs"] = "/sys shows another network namespace"
+        files = DeviceFiles(device, Path("/nonexistent"))
     try:
         described = way.ioctl.driver()
         driver, bus = described.name, described.bus
     except OSError as error:
         reasons["driver"] = f"the kernel answered {errno_name(error)}"
-        driver, bus = files.driver() or "unknown", ""
+        driver, bus = files.driver() or ("loopback" if device == "lo" else "unknown"), ""
 
     def ask(what: str, question: Callable[[], Answer]) -> Answer | None:
         try:
@@ -217,7 +230,7 @@ def _ask(files: DeviceFiles, way: RssTransport, root: Path) -> Facts:
     return Facts(
         device,
         True,
-        up=files.is_up(),
+        up=DeviceFiles(device, root).is_up(),
         state=files.state(),
         driver=driver,
         bus=bus,

@@ -9,6 +9,7 @@ never applied.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -165,17 +166,25 @@ def left_behind(device: str, folder: Path | None = None, owner: str | None = Non
     """Journals of this device in this namespace, the daemon's first; stale ones too. Raises JournalError."""
     here = Origin.here(device)
     owners = OWNERS if owner is None else (owner,)
-    paths = [place / _name(here, name) for name in owners for place in folders(folder)]
-    return [Journal.read(path) for path in paths if path.exists()]
+    found = []
+    for path in (place / _name(here, name) for name in owners for place in folders(folder)):
+        try:
+            if path.exists():
+                found.append(Journal.read(path))
+        except PermissionError:
+            raise JournalError(
+                f"{path.parent} may not be read by this user", hint="run as root, or as the daemon's user"
+            ) from None
+    return found
 
 
 def devices_with_journals(folder: Path | None = None) -> list[str]:
     """Devices of this namespace that have a journal."""
     netns = os.stat("/proc/self/ns/net").st_ino
-    names = set()
+    names: set[str] = set()
     for place in folders(folder):
-        for path in place.glob(f"*.{netns}.*.jsonl") if place.is_dir() else ():
-            names.add(path.name.rsplit(".", 3)[0])
+        with contextlib.suppress(OSError):
+            names.update(name.rsplit(".", 3)[0] for name in os.listdir(place) if f".{netns}." in name)
     return sorted(names)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,14 +78,13 @@ def read_link(device: str) -> dict[str, Any]:
     """Rings, coalescing, features and link of a device; what it does not have is None. Raises nothing."""
     if os.environ.get(WAY) == "ioctl":
         return _link_by_ioctl(device, f"ioctl ({WAY}=ioctl)")
-    try:
-        with _pyroute2(device) as tool:
-            channels = _optional(lambda: tool.get_channels(device))
-            rings = _optional(lambda: tool.get_rings(device))
-            coalescing = _optional(lambda: tool.get_coalesce(device))
-            features = _optional(lambda: tool.get_features(device).features)
-    except ImportError:
+    if importlib.util.find_spec("pyroute2") is None:
         return _link_by_ioctl(device, "ioctl (pyroute2 is not installed)")
+    with _pyroute2(device) as tool:
+        channels = _optional(lambda: tool.get_channels(device))
+        rings = _optional(lambda: tool.get_rings(device))
+        coalescing = _optional(lambda: tool.get_coalesce(device))
+        features = _optional(lambda: tool.get_features(device).features)
     from pyroute2.config.version import __version__
 
     return {
@@ -167,10 +167,16 @@ def _feature(tool: Any, device: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _pyroute2(device: str) -> Iterator[Any]:
-    """pyroute2's Ethtool, whose own exceptions become OSError. Raises ImportError without pyroute2."""
-    from pyroute2.ethtool import Ethtool
-    from pyroute2.ethtool.ioctl import NoSuchDevice, NotSupportedError
-
+    """pyroute2's Ethtool, whose own exceptions become OSError. Raises ConfigError without pyroute2."""
+    try:
+        from pyroute2.ethtool import Ethtool
+        from pyroute2.ethtool.ioctl import NoSuchDevice, NotSupportedError
+    except ImportError:
+        raise ConfigError(
+            "rings, coalescing and features are set by pyroute2, which is not installed",
+            code="nic_pyroute2",
+            hint="pip install flexstream[nic], or use ethtool(8)",
+        ) from None
     with Ethtool() as tool:
         try:
             yield tool

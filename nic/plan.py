@@ -51,7 +51,7 @@ def plan(facts: Facts, wish: Wish, *, root: Path = Path("/")) -> list[Change]:
         changes += _hash_changes(facts)
     if wish.without_rps:
         changes += _rps_changes(DeviceFiles(facts.device, root))
-    if wish.pin:
+    if wish.pin and facts.no_table() is None:
         changes += _pin_changes(facts, wish)
         changes += _xps_changes(DeviceFiles(facts.device, root), wish)
     if wish.table and facts.no_table() is None:

@@ -98,6 +98,8 @@ class DeviceRefused(ConfigError):
 
 
 def errno_name(error: OSError) -> str:
+    if error.errno == errno.EOPNOTSUPP:  # Python lists this number under its other name
+        return "EOPNOTSUPP"
     return errno.errorcode.get(error.errno or 0, str(error.errno))
 
 

@@ -131,7 +131,7 @@ class GenericNetlink:
             link.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
             link.bind((0, 0))
             link.send(bytes(message.data))
-            replies = []
+            replies: list[Any] = []
             for kind, flags, data in self._messages(link, sequence):
                 if kind in (NLMSG_ERROR, NLMSG_DONE):
                     code = -struct.unpack_from("=i", data, 16)[0] if len(data) >= 20 else 0

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flexstream.errors import ConfigError
-from flexstream.nic.rss_ioctl import EthtoolIoctl, Rss
+from flexstream.nic.rss_ioctl import EthtoolIoctl, Rss, errno_name
 
 if TYPE_CHECKING:
     from flexstream.nic.rss_netlink import RssNetlink
@@ -96,7 +96,7 @@ class RssTransport:
                 refusal = error
             self.ioctl.set_rss(table=table, key=key)
             self._netlink_writes = False
-            self.reason = f"the kernel answered RSS_SET with {errno.errorcode.get(refusal.errno or 0)}, the ioctl works"
+            self.reason = f"the kernel answered RSS_SET with {errno_name(refusal)}, the ioctl works"
         else:
             self.ioctl.set_rss(table=table, key=key)
 

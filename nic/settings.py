@@ -1,8 +1,8 @@
 """Every setting of the machine that FlexStream may touch: how it is named, read, written and said in shell.
 
 A name is what a `Change` carries in `where`: "eth0 table", "eth0 channels combined", "eth0 hash tcp4",
-"eth0 flag rxhash", "eth0 rx-0 rps_cpus", "eth0 ring rx", "eth0 coalesce rx_usecs", "irq 38 cpus". A value is text, so that a journal can keep it. Reading
-changes nothing; writing raises ConfigError with the kernel's answer.
+"eth0 flag rxhash", "eth0 rx-0 rps_cpus", "eth0 ring rx", "eth0 coalesce rx_usecs", "irq 38 cpus". A value is text, so
+that a journal can keep it. Reading changes nothing; writing raises ConfigError with the kernel's answer.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Settings:
         else:
             try:
                 if part["link"]:
-                    write_link_setting(part["device"], *part["link"].split(), value)
+                    kind, name = part["link"].split()
+                    write_link_setting(part["device"], kind, name, value)
                 else:
                     _write_device(self.device(part["device"]), part, value)
             except OSError as error:

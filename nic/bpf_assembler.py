@@ -112,7 +112,8 @@ class Assembler:
         """The address of the only value of an array map: no call, no lookup."""
         self._wide(target, _PSEUDO_MAP_VALUE, map_fd, offset)
 
-    def call(self, helper: Helper) -> None:
+    def call(self, helper: int) -> None:
+        """A function of the kernel: a `Helper`, or the number of another one."""
         self._append(_CALL, immediate=helper)
 
     def jump(self, label: str) -> None:

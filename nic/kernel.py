@@ -176,6 +176,13 @@ class KernelNic(Nic):
             raise
         log.info("%s: table of %d entries by %s", self.device, self._entries, self._place)
 
+    def reapply(self) -> None:
+        """Put back what somebody else has changed, and write the table again. Raises ConfigError."""
+        table = self.table()
+        if self._link is not None:
+            self._aim()
+        self.set_table(table)
+
     def listeners(self, first: socket.socket) -> None:
         """One socket serves all; but its port is the one whose packets are steered."""
         self.serve_port(first.getsockname()[1])

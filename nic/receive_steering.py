@@ -36,6 +36,7 @@ class ReceiveSteering:
         self.device = device
         self._journal_folder = journal_folder
         self._settings = Settings()
+        self._journal: Journal | None = None
         self._applied: Applied | None = None
         self._wanted: dict[str, str] = {}
 
@@ -57,11 +58,8 @@ class ReceiveSteering:
     def recover(self) -> None:
         """Put back what a process that died has left. Raises ConfigError."""
         for journal in left_behind(self.device, self._journal_folder, owner="daemon"):
-            undone = undo_journal(journal, self._settings)
-            for change in undone.undone:
+            for change in self._undo(journal):
                 log.warning("put back after a crash: %s", change.reversed())
-            if undone.problems:
-                raise ConfigError("; ".join(undone.problems), code="nic_undo", hint="`flexstream nic undo`")
 
     def apply(self, cpus: Sequence[int]) -> None:
         """Let RPS use exactly these cores. Raises ConfigError; what was changed until then is in `changes()`."""
@@ -73,9 +71,10 @@ class ReceiveSteering:
             old = self._settings.read(where)
             if old == value:
                 continue
-            if self._applied is None:
-                journal = Journal.create(self.device, "daemon", self._journal_folder)
-                self._applied = Applied(self._settings, journal)
+            if self._journal is None:
+                self._journal = Journal.create(self.device, "daemon", self._journal_folder)
+                self._applied = Applied(self._settings, self._journal)
+            assert self._applied is not None
             self._applied.change(Change(where, old, value))
             if (now := self._settings.read(where)) != value:  # isolated cores are left out without a word
                 raise ConfigError(
@@ -103,9 +102,20 @@ class ReceiveSteering:
     def undo(self) -> None:
         """Put back what was there. Raises ConfigError for what could not be; that stays in `changes()`."""
         self._wanted = {}
-        if self._applied is not None:
-            self._applied.undo()
-            self._applied = None
+        if self._journal is not None:
+            self._undo(self._journal)
+            self._journal = self._applied = None
+
+    def _undo(self, journal: Journal) -> tuple[Change, ...]:
+        """Nothing is written to another device that has the name now."""
+        undone = undo_journal(journal, self._settings)
+        if undone.problems:
+            raise ConfigError(
+                f"not everything could be put back: {'; '.join(undone.problems)}",
+                code="nic_undo",
+                hint="`flexstream nic undo` tries again",
+            )
+        return undone.undone
 
     def close(self) -> None:
         self._settings.close()

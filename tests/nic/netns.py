@@ -48,6 +48,10 @@ class Namespace:
         """A command inside, with the namespace's own /sys."""
         return command("ip", "netns", "exec", self.name, *arguments)
 
+    def enter_for_good(self) -> None:
+        """This process, or at least this thread, is inside from now on; /sys stays as it is."""
+        _setns(self.path)
+
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """This thread is inside for as long as the block lasts: sockets made here belong there."""

@@ -96,9 +96,7 @@ def test_a_packet_is_counted_in_the_bucket_that_toeplitz_says(bench: Bench, seed
         port = rng.randrange(65536)
         payload = tcp(port, PORT) + rng.randbytes(rng.choice((0, 1, 400)))
         inner = (
-            ipv4(source, destination, payload, options=options)
-            if version == 4
-            else ipv6(source, destination, payload)
+            ipv4(source, destination, payload, options=options) if version == 4 else ipv6(source, destination, payload)
         )
         packet = ETHERNET + (b"\x81\x00\x00\x05" if tagged else b"") + inner
         expected = bucket_of(KEY, (source, port), (destination, PORT), 128)

@@ -34,7 +34,7 @@ from flexstream.nic.facts import Facts, read_facts
 from flexstream.nic.interrupts import affinity
 from flexstream.nic.journal import DeviceLock, Journal, left_behind
 from flexstream.nic.plan import Applied, Wish, plan, undo_journal
-from flexstream.nic.rss_ioctl import refused
+from flexstream.nic.rss_ioctl import Rss, refused
 from flexstream.nic.rss_transport import RssTransport
 from flexstream.nic.settings import Settings, format_table
 from flexstream.nic.verification import judge
@@ -123,17 +123,17 @@ class EthtoolNic(Nic):
 
     def table(self) -> tuple[int, ...]:
         self.require("read_table")
+        return self._rss().table
+
+    def _rss(self) -> Rss:
         try:
-            return self._transport.rss().table
+            return self._transport.rss()
         except OSError as error:
-            raise refused("read the table", self.device, error, self._facts.driver) from None
+            raise refused("read table and key", self.device, error, self._facts.driver) from None
 
     def key(self) -> bytes:
         self.require("rss_key")
-        try:
-            return self._transport.rss().key
-        except OSError as error:
-            raise refused("read the key", self.device, error, self._facts.driver) from None
+        return self._rss().key
 
     def hash_fields(self) -> tuple[str, ...]:
         return () if self._facts.no_table() is not None else self._facts.tcp_fields()
@@ -204,8 +204,8 @@ class EthtoolNic(Nic):
             self.notes = []
             for change in plan(self._facts, Wish(self._worker_cpus, self._groups, table=False), root=self._root):
                 self._try(change)
-            self.set_table(self.table())
             self._facts = self._reference = self.read()
+            self.set_table(self.table())
         except ConfigError:
             self._give_up()
             raise
@@ -273,8 +273,9 @@ class EthtoolNic(Nic):
                     code="nic_invalid",
                 )
         self._change(Change(f"{self.device} table", format_table(now), format_table(tuple(entries))))
-        self._facts.rss = self._transport.rss()
-        self._reference = replace(self._reference, rss=self._facts.rss)
+        self._facts.rss = self._rss()
+        # What was written, not what reads back: a driver that keeps another table shows up as drift.
+        self._reference = replace(self._reference, rss=replace(self._facts.rss, table=tuple(entries)))
 
     def pin(self, queue: int, cpu: int) -> None:
         if not 0 <= queue < self.queues():

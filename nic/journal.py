@@ -118,6 +118,9 @@ class Journal:
                 hint="put the settings back by hand (`flexstream nic show`), then remove the file",
             ) from None
 
+    def is_stale(self) -> bool:
+        return self.origin.stale_reason(Origin.here(self.origin.device)) is not None
+
     def record(self, change: Change) -> None:
         """Note a change before it is made. The first value of a setting is the one to go back to, so later changes
         of the same setting need no line. Raises JournalError: then do not change anything."""

@@ -156,6 +156,11 @@ class Applied:
         self._settings.write(change.where, change.new)
         self._latest[change.where] = Change(change.where, first, change.new)
 
+    def forget_unchanged(self) -> None:
+        """Settings that were only written again need no undoing; without any other the journal goes."""
+        changed = {change.where for change in self.changes()}
+        self._journal.keep(change for change in self._journal.changes if change.where in changed)
+
     def undo(self) -> None:
         """Newest first. What could not be undone stays in the journal, and is raised."""
         left, problems = undo(self._journal.changes, self._settings)

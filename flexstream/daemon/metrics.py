@@ -115,7 +115,8 @@ def render(status: Mapping[str, Any]) -> str:
 def _nic(page: Page, nic: Mapping[str, Any]) -> None:
     if nic:
         labels = {"kind": nic.get("kind", "?"), "device": nic.get("device") or ""}
-        page.add("flexstream_nic_aligned", "gauge", "1 when producers can steer by its table", nic.get("aligned"), **labels)
+        help_text = "1 when producers can steer by its table"
+        page.add("flexstream_nic_aligned", "gauge", help_text, nic.get("aligned"), **labels)
         for state in NIC_STATES if "state" in nic else ():
             help_text = "1 for what live connections say about the table"
             page.add("flexstream_nic_state", "gauge", help_text, nic["state"] == state, **labels, state=state)

@@ -80,7 +80,7 @@ class Facts:
         if self.rss is None:
             return self.reasons["table"]
         if not self.rss.table:
-            return f"no table: driver {self.driver} shows one of 0 entries"
+            return f"no table: driver {self.driver} answered with one of 0 entries"
         return None
 
     def steering(self, groups: int) -> Steering | str:

@@ -41,7 +41,7 @@ def examine(root: Path = Path("/")) -> list[Check]:
         lambda: [buffer(root, "rmem_max", "receive"), buffer(root, "wmem_max", "send")],
         lambda: [clock(root)],
         lambda: devices(root),
-        lambda: [irqbalance(root)],
+        lambda: receive_side(root),
         lambda: [compiled()],
         lambda: [java()],
     ]
@@ -159,7 +159,9 @@ def devices(root: Path) -> list[Check]:
         state = _read(device / "operstate") or "unknown"
         text = f"{name}: driver {kind}, {receive} receive queues, {state}"
         if kind != "virtual" and receive < 2:
-            advice = f"one queue feeds one core: `ethtool -L {name} combined N` if the device has more"
+            advice = (
+                f"one queue feeds one core: `ethtool -L {name} combined N` if the device has more (`nic show {name}`)"
+            )
             found.append(Check("nic", "warn", text, advice))
         else:
             found.append(Check("nic", "info" if kind == "virtual" else "ok", text))
@@ -168,11 +170,12 @@ def devices(root: Path) -> list[Check]:
     return found
 
 
-def irqbalance(root: Path) -> Check:
-    for entry in (root / "proc").glob("[0-9]*/comm"):
-        if _read(entry) == "irqbalance":
-            return Check("irqbalance", "info", "running", "it moves interrupts that were pinned to workers' cores")
-    return Check("irqbalance", "ok", "not running")
+def receive_side(root: Path) -> list[Check]:
+    """Tables, queues and what is in their way. Devices are asked on the machine itself only, not on a copy."""
+    from flexstream.cli import nic_checks
+
+    asked = nic_checks.receive_side() if root == Path("/") else []
+    return [*asked, nic_checks.irqbalance(root)]
 
 
 def compiled() -> Check:

@@ -100,10 +100,8 @@ def _look(device: str, groups: int, cpus: list[int | None]) -> tuple[dict[str, A
         **facts.to_dict(),
         "held_by": held_by,
         "link": link,
-        "alignment": {
-            "present": not isinstance(steering, str),
-            "reason": steering if isinstance(steering, str) else None,
-        },
+        "aligned": not isinstance(steering, str),
+        "alignment_reason": steering if isinstance(steering, str) else None,
         "findings": [finding.to_dict() for finding in findings],
     }
     return document, describe_device(facts, link, findings, groups, held_by)

@@ -27,14 +27,14 @@ def describe_device(
         _line("rss by", _ways(facts, link)),
         _line("channels", _channels(facts)),
         _line("hash", _hash(facts)),
-        _line("key", facts.key.hex(":") or facts.no_table() or "not shown by the driver"),
+        _line("key", facts.key.hex(":") or "none"),
         _line("table", facts.no_table() or _table_summary(facts)),
     ]
     lines += [f"{'':14s} {row}" for row in _table_rows(facts.table)]
     aligned = (
         f"yes: a producer's source port decides the bucket ({steering.entries} entries, {groups} groups)"
         if isinstance(steering, Steering)
-        else f"no: {steering}"
+        else f"no ({steering})"
     )
     lines.append(_line("alignment", aligned))
     for name in ("rings", "coalescing", "features"):

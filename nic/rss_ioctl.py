@@ -106,7 +106,7 @@ def errno_name(error: OSError) -> str:
 def refused(what: str, device: str, error: OSError, driver: str | None = None) -> DeviceRefused:
     """The kernel's answer in words, with the way out where there is one."""
     hints = {
-        errno.EPERM: "it needs CAP_NET_ADMIN: run as root, or use the unit's drop-in in docs/operations.md",
+        errno.EPERM: "it needs CAP_NET_ADMIN: run as root, or use the drop-in packaging/flexstream-nic.conf",
         errno.EACCES: "it needs root, and a /proc or /sys that is not mounted read-only",
         errno.EROFS: "/proc or /sys is mounted read-only, as in a container: do this on the host",
         errno.ENODEV: "the device is gone: `ip link` shows those that are there",

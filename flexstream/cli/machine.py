@@ -160,7 +160,7 @@ def devices(root: Path) -> list[Check]:
         text = f"{name}: driver {kind}, {receive} receive queues, {state}"
         if kind != "virtual" and receive < 2:
             advice = (
-                f"one queue feeds one core: `ethtool -L {name} combined N` if the device has more (`nic show {name}`)"
+                f"one queue feeds one core: `ethtool -L {name} combined N` if the device has more"
             )
             found.append(Check("nic", "warn", text, advice))
         else:

@@ -16,6 +16,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from flexstream.errors import ConfigError
 from flexstream.nic.interrupts import parse_cpus
 
 ATTRIBUTE_BYTES = 128  # of union bpf_attr; the kernel accepts more than it knows as long as the rest is zero
@@ -64,12 +65,14 @@ XDP_GENERIC = 1 << 1  # XDP_FLAGS_SKB_MODE
 CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_BPF = 12, 21, 39
 
 
-class BpfError(Exception):
+class BpfError(ConfigError):
     """A bpf(2) command that the kernel refused; `errno` is its answer."""
 
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.errno = number
+    default_code = "bpf"
+
+    def __init__(self, message: str, errno: int = 0, *, code: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, code=code, hint=hint)
+        self.errno = errno
 
 
 def bpf(command: Command, attribute: bytes, doing: str) -> tuple[int, bytes]:

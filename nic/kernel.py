@@ -18,9 +18,8 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from flexstream.errors import ConfigError
 from flexstream.nic import bpf
@@ -54,8 +53,6 @@ from flexstream.nic.toeplitz import bucket_of, parse_ip
 from flexstream.nic.verification import TOLERATED_SHARE
 
 log = logging.getLogger("flexstream.nic.kernel")
-
-T = TypeVar("T")
 
 METHODS = ("auto", "tcx", "xdp")
 OLDEST_TCX, OLDEST_XDP = (6, 6), (5, 15)
@@ -237,7 +234,7 @@ class KernelNic(Nic):
                 maps.write_entry(bucket, words[queue])
 
     def bucket_counters(self) -> tuple[int, ...]:
-        return tuple(self._counted(TableMaps.bucket_counters))
+        return tuple(self._needed_maps("bucket_counters").bucket_counters())
 
     def queue_cpu(self) -> tuple[int | None, ...]:
         return tuple(self._queue_cpu)
@@ -299,7 +296,7 @@ class KernelNic(Nic):
 
     def disobeyed_packets(self) -> int:
         """How many packets RPS left on another core than it was asked for."""
-        return self._counted(TableMaps.disobeyed)
+        return self._needed_maps("bucket_counters").disobeyed()
 
     # -- parts
 
@@ -352,11 +349,8 @@ class KernelNic(Nic):
         if self._cpu_map is None:
             self._steering.apply(self._queue_cpu)
             return
-        try:
-            for cpu in set(self._queue_cpu):
-                self._cpu_map.add(cpu)
-        except BpfError as error:
-            raise ConfigError(f"{self.device}: {error}", code="nic_refused", hint=None) from None
+        for cpu in set(self._queue_cpu):
+            self._cpu_map.add(cpu)
 
     def _entry_words(self) -> list[Entry]:
         """The table's entry for each queue. RPS counts the cores of its mask in order."""
@@ -373,7 +367,7 @@ class KernelNic(Nic):
         except BpfError as error:
             busy = f"`ip link show {self.device}` names the XDP program that is there already"
             hint = busy if error.errno in (errno.EBUSY, errno.EEXIST) else None
-            raise ConfigError(f"{self.device}: {error}", code="nic_refused", hint=hint) from None
+            raise ConfigError(f"{self.device}: {error.message}", code="nic_refused", hint=hint) from None
 
     def _gone(self) -> str | None:
         try:
@@ -385,12 +379,6 @@ class KernelNic(Nic):
         if self._link is not None and self._link.ifindex() == 0:
             return f"the program was taken off {self.device}"
         return None
-
-    def _counted(self, read: Callable[[TableMaps], T]) -> T:
-        try:
-            return read(self._needed_maps("bucket_counters"))
-        except BpfError as error:  # closed meanwhile
-            raise ConfigError(f"{self.device}: {error}", code="nic_refused", hint=None) from None
 
     def _through_device(self, connections: Sequence[Connection]) -> Iterator[Connection]:
         """A peer with an address of this machine comes by loopback, whatever address it calls."""

@@ -117,7 +117,9 @@ class NicService:
 
     def arrived(self, fd: int, arrival: Arrival) -> tuple[bool, bool]:
         """(aligned, stale) of a new data connection; `forget` must be called before `fd` is closed."""
-        return self._alignment.arrived(fd, arrival, self._steering, self._table)
+        device = self._nic.device
+        passes = device in (None, "lo") or arrival.peer[0] != arrival.local[0]  # packets to oneself pass no device
+        return self._alignment.arrived(fd, arrival, self._steering, self._table if passes else None)
 
     def forget(self, fd: int) -> None:
         self._alignment.forget(fd)
@@ -146,22 +148,30 @@ class NicService:
         with self._lock:
             if self._closed:
                 return
-            nic = self._nic
-            health = nic.health()
-            if health.state is not NicState.GONE:
-                self._note_drift(nic.drift())
-                steering = nic.steering()
-                if steering != self._steering:
-                    self._steering = steering
-                    self._remember_table()
-                verification = nic.verify(self._alignment.sample(self._placement, self._changed_at))
-                health = NicHealth(NicState(verification.verdict.value), verification.reason)
-                if health.state is NicState.UNVERIFIED and self._health.state is NicState.VERIFIED:
-                    health = self._health  # nobody is sending: what was seen still stands
+            health = self._ask()
             self._disobeyed = self._disobeyed + 1 if health.state is NicState.DISOBEYED else 0
             self._health = health
             if health.state is NicState.GONE or self._disobeyed >= DISOBEYED_CHECKS:
                 self._fall_back(health)
+
+    def _ask(self) -> NicHealth:
+        nic = self._nic
+        try:
+            health = nic.health()
+            if health.state is NicState.GONE:
+                return health
+            self._note_drift(nic.drift())
+            steering = nic.steering()
+            if steering != self._steering:
+                self._steering = steering
+                self._remember_table()
+            seen = self._alignment.sample(self._placement, self._changed_at)
+            verification = nic.verify(seen)
+        except (ConfigError, OSError) as error:
+            return NicHealth(NicState.UNVERIFIED, f"the device cannot be asked: {error}")
+        if not seen and self._health.state is NicState.VERIFIED:
+            return self._health  # nobody is sending: what was seen still stands
+        return NicHealth(NicState(verification.verdict.value), verification.reason)
 
     def _note_drift(self, drift: list[str]) -> None:
         if drift == self._drift:

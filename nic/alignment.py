@@ -162,7 +162,10 @@ class Alignment:
 
 def _look(fd: int, live: _Live, placement: Sequence[int], since: float) -> Connection | None:
     arrival = live.arrival
-    sock = socket.socket(live.family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=fd)
+    try:
+        sock = socket.socket(live.family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=fd)
+    except OSError:
+        return None
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
         ago_s = struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)[0] / 1000

@@ -73,7 +73,7 @@ def open_nic(
         if kind == "user":
             break
         try:
-            nic = _make(kind, device, groups, cpus, start)
+            nic = _make(kind, device, groups, cpus, start, group_rows)
         except ConfigError as error:
             if wanted.kind != "auto" and below is None:
                 raise
@@ -102,7 +102,9 @@ def _order(spec: Spec, host: str | None, below: str | None, notes: list[str]) ->
             yield kind, device
 
 
-def _make(kind: str, device: str, groups: int, cpus: Sequence[int | None], placement: Sequence[int]) -> Nic:
+def _make(
+    kind: str, device: str, groups: int, cpus: Sequence[int | None], placement: Sequence[int], group_rows: Any
+) -> Nic:
     module, name = _CLASSES[kind]
     try:
         implementation: Any = getattr(import_module(module), name)
@@ -111,7 +113,8 @@ def _make(kind: str, device: str, groups: int, cpus: Sequence[int | None], place
     reason = implementation.probe(device)
     if reason:
         raise _cannot(kind, device, reason)
-    nic = cast(Nic, implementation(device, groups=groups))
+    more = {"group_rows": group_rows} if kind == "ethtool" else {}  # the kernel's table counts by itself
+    nic = cast(Nic, implementation(device, groups=groups, **more))
     try:
         nic.start(cpus)
         nic.follow(placement)

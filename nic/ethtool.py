@@ -255,7 +255,7 @@ class EthtoolNic(Nic):
 
     def _channels_changed(self) -> bool:
         try:
-            return self._transport.ioctl.channels() != self._facts.channels
+            return self._transport.ioctl.channels() != self._reference.channels
         except OSError:
             return False
 

@@ -45,11 +45,7 @@ class Origin:
 
     @classmethod
     def here(cls, device: str) -> Origin:
-        try:
-            ifindex = socket.if_nametoindex(device)
-        except OSError:
-            ifindex = 0
-        return cls(device, _boot_id(), os.stat("/proc/self/ns/net").st_ino, ifindex)
+        return cls(device, boot_id(), os.stat("/proc/self/ns/net").st_ino, device_index(device))
 
     def stale_reason(self, now: Origin) -> str | None:
         if self.boot_id != now.boot_id:
@@ -61,7 +57,15 @@ class Origin:
         return None
 
 
-def _boot_id() -> str:
+def device_index(device: str) -> int:
+    """The device's number; 0 when there is none of that name."""
+    try:
+        return socket.if_nametoindex(device)
+    except OSError:
+        return 0
+
+
+def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -138,10 +142,10 @@ class Journal:
             ) from None
         self.changes.append(change)
 
-    def keep(self, left: Iterable[Change]) -> None:
-        """Only these are still to be undone; none: the file goes."""
+    def keep(self, left: Iterable[Change], *, empty: bool = False) -> None:
+        """Only these are still to be undone; none: the file goes, unless an empty one is to stay."""
         self.changes = list(left)
-        if self.changes:
+        if self.changes or empty:
             self._rewrite()
         else:
             self.path.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ last, written even when it already reads as wanted, because some drivers show a 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 from collections.abc import Sequence
@@ -153,8 +154,19 @@ class Applied:
         known = self._latest.get(change.where)
         first = change.old if known is None else known.old
         self._journal.record(Change(change.where, first, change.new))
-        self._settings.write(change.where, change.new)
+        try:
+            self._settings.write(change.where, change.new)
+        except FlexStreamError:
+            if known is None:
+                self._forget_if_unchanged(change.where, first)
+            raise
         self._latest[change.where] = Change(change.where, first, change.new)
+
+    def _forget_if_unchanged(self, where: str, first: str) -> None:
+        """A refused change needs no undoing, if it really left no trace."""
+        with contextlib.suppress(FlexStreamError):
+            if self._settings.read(where) == first:
+                self._journal.keep([change for change in self._journal.changes if change.where != where], empty=True)
 
     def forget_unchanged(self) -> None:
         """Settings that were only written again need no undoing; without any other the journal goes."""
@@ -207,6 +219,8 @@ def _put_back(change: Change, settings: Settings) -> None:
             settings.device(change.where.split()[0]).set_rss_default()
             if settings.read(change.where) == change.old:
                 return
+    elif settings.read(change.where) == change.old:
+        return
     settings.write(change.where, change.old)
 
 

@@ -23,6 +23,9 @@ import socket
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from flexstream.nic.bpf import (
     AttachType,
     Map,
@@ -113,6 +116,12 @@ class TableMaps:
 
     def write_entry(self, bucket: int, entry: Entry) -> None:
         self.table.words[bucket] = entry.pack()
+
+    def write_table(self, words: npt.NDArray[np.uint64]) -> None:
+        """Store the packed entries that differ, one by one."""
+        table = self.table.words
+        for bucket in np.flatnonzero(np.frombuffer(table, np.uint64)[: self.entries] != words).tolist():
+            table[bucket] = int(words[bucket])
 
     def set_port(self, port: int) -> None:
         """Packets to this TCP port are steered, all others pass; 0: all pass."""

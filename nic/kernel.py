@@ -21,6 +21,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from flexstream.errors import ConfigError
 from flexstream.nic import bpf
 from flexstream.nic.bpf import BpfError, Link
@@ -46,6 +49,7 @@ from flexstream.nic.contract import (
     Steering,
     Verdict,
     Verification,
+    entries_for,
 )
 from flexstream.nic.journal import DeviceLock
 from flexstream.nic.receive_steering import ReceiveSteering
@@ -223,15 +227,16 @@ class KernelNic(Nic):
         maps = self._needed_maps("write_table")
         if len(entries) != self._entries:
             raise _invalid(f"a table of {len(entries)} entries", f"this table has {self._entries}")
-        for bucket, queue in enumerate(entries):
-            if not 0 <= queue < self.queues():
-                raise _invalid(f"entry {bucket} = queue {queue}", f"queues are 0 to {self.queues() - 1}")
+        queues = np.asarray(entries, np.int64)
+        if len(wrong := np.flatnonzero((queues < 0) | (queues >= self.queues()))):
+            bucket = int(wrong[0])
+            raise _invalid(f"entry {bucket} = queue {entries[bucket]}", f"queues are 0 to {self.queues() - 1}")
         if self._link is not None and self._link.ifindex() == 0:
             raise _invalid(f"the table of {self.device}", "the device is gone")
-        words = self._entry_words()
-        for bucket, (old, queue) in enumerate(zip(maps.read_table(), entries, strict=True)):
-            if old != words[queue]:
-                maps.write_entry(bucket, words[queue])
+        maps.write_table(self._entry_words()[queues])
+
+    def follow(self, placement: Sequence[int]) -> None:
+        self.set_table(entries_for(placement, self._entries, self.queues()))
 
     def bucket_counters(self) -> tuple[int, ...]:
         return tuple(self._needed_maps("bucket_counters").bucket_counters())
@@ -352,12 +357,13 @@ class KernelNic(Nic):
         for cpu in set(self._queue_cpu):
             self._cpu_map.add(cpu)
 
-    def _entry_words(self) -> list[Entry]:
-        """The table's entry for each queue. RPS counts the cores of its mask in order."""
+    def _entry_words(self) -> npt.NDArray[np.uint64]:
+        """The table's entry for each queue, packed. RPS counts the cores of its mask in order."""
         cores = sorted(set(self._queue_cpu))
-        return [
+        entries = [
             Entry(queue, cpu, rps_hash_base(cores.index(cpu), len(cores))) for queue, cpu in enumerate(self._queue_cpu)
         ]
+        return np.array([entry.pack() for entry in entries], np.uint64)
 
     def _attach(self) -> None:
         assert self._program is not None
@@ -394,9 +400,11 @@ class KernelNic(Nic):
                 yield connection
 
     def _needed_maps(self, capability: str) -> TableMaps:
-        self.require(capability)
-        assert self._maps is not None
-        return self._maps
+        maps = self._maps
+        if maps is None:
+            self.require(capability)  # raises: without maps it is absent
+            raise AssertionError("unreachable")
+        return maps
 
 
 def _judged(wrong: Sequence[str], checked: int, device: str) -> Verification:

@@ -169,9 +169,10 @@ class NicService:
             verification = nic.verify(seen)
         except (ConfigError, OSError) as error:
             return NicHealth(NicState.UNVERIFIED, f"the device cannot be asked: {error}")
-        if not seen and self._health.state is NicState.VERIFIED:
+        state = NicState(verification.verdict.value)
+        if state is NicState.UNVERIFIED and not seen and self._health.state is NicState.VERIFIED:
             return self._health  # nobody is sending: what was seen still stands
-        return NicHealth(NicState(verification.verdict.value), verification.reason)
+        return NicHealth(state, verification.reason)
 
     def _note_drift(self, drift: list[str]) -> None:
         if drift == self._drift:

@@ -114,9 +114,12 @@ def set_table(device: str, entries: list[int]) -> None:
 def queue_packets(device: str) -> list[int]:
     """Packets received per queue, from the driver's statistics."""
     _, out, _ = run(["ethtool", "-S", device], 60)
-    counters = dict(line.strip().rsplit(": ", 1) for line in out.splitlines() if ": " in line)
-    found = {int(name.split("_")[2]): int(n) for name, n in counters.items()
-             if name.startswith("rx_queue_") and name.endswith("_packets")}  # fmt: skip
+    found = {}
+    for line in out.splitlines():
+        name, _, count = line.strip().partition(": ")
+        words = name.split("_")
+        if words[:2] == ["rx", "queue"] and words[3:] == ["packets"]:
+            found[int(words[2])] = int(count)
     return [found[queue] for queue in sorted(found)]
 
 

@@ -15,13 +15,9 @@ import sys
 
 ADDRESS = "/run/launcher.sock"
 IMPORTS = (
-    "flexstream.cli",
-    "flexstream.cli.machine",
-    "flexstream.daemon.service",
-    "flexstream.engine",
-    "uvloop",
-    "pyarrow.ipc",
-    "pyroute2",
+    *("flexstream.cli", "flexstream.cli.machine", "flexstream.cli.nic_text", "flexstream.cli.nic_checks"),
+    *("flexstream.nic.ethtool", "flexstream.nic.apply", "flexstream.nic.link_settings"),
+    *("flexstream.engine", "flexstream.daemon.service", "uvloop", "pyarrow.ipc", "pyroute2"),
 )
 
 

@@ -17,9 +17,9 @@ TOKEN = "only-for-this-guest"
 DATA_PORT, CONTROL_PORT = 7400, 7401
 GROUPS = 128
 WORKERS = 4
-COMMAND_S = 120.0
-START_S = 180.0
-STOP_S = 120.0
+COMMAND_S = 600.0
+START_S = 600.0
+STOP_S = 300.0
 _numbers = itertools.count(1)
 
 
@@ -41,16 +41,28 @@ def wait_for_launcher(guest: Guest) -> None:
         time.sleep(0.2)
 
 
-def flexstream(guest: Guest, *arguments: str, check: bool = True) -> Said:
-    """Run a `flexstream` command in the guest to its end."""
-    number = next(_numbers)
-    out, err = (f"/run/tmp/command-{number}.{kind}" for kind in ("out", "err"))
-    pid = guest.call("launch", arguments, out, err)
-    code = _wait_for_end(guest, pid, COMMAND_S, f"flexstream {' '.join(arguments)}")
-    said = Said(code, guest.call("read", out), guest.call("read", err))
-    if check and code:
-        raise guest.failure(f"flexstream {' '.join(arguments)} ended with {code}:\n{said.out}{said.err}")
-    return said
+class Command:
+    """A `flexstream` command that was started in the guest."""
+
+    def __init__(self, guest: Guest, *arguments: str) -> None:
+        self._guest = guest
+        self._line = f"flexstream {' '.join(arguments)}"
+        number = next(_numbers)
+        self._out, self._err = (f"/run/tmp/command-{number}.{kind}" for kind in ("out", "err"))
+        self._pid = guest.call("launch", arguments, self._out, self._err)
+
+    def said(self, check: bool = True) -> Said:
+        """Wait for its end."""
+        code = _wait_for_end(self._guest, self._pid, COMMAND_S, self._line)
+        said = Said(code, self._guest.call("read", self._out), self._guest.call("read", self._err))
+        if check and code:
+            raise self._guest.failure(f"{self._line} ended with {code}:\n{said.out}{said.err}")
+        return said
+
+
+def flexstream(guest: Guest, *arguments: str) -> str:
+    """Run a `flexstream` command in the guest to its end: what it said."""
+    return Command(guest, *arguments).said().out
 
 
 def _wait_for_end(guest: Guest, pid: int, limit_s: float, what: str) -> int:

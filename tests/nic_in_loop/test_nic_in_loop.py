@@ -6,6 +6,7 @@ FlexStream.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -13,18 +14,19 @@ from typing import Any
 import pytest
 
 from tests.nic_in_loop import observed
-from tests.nic_in_loop.machine import DEVICE, QUEUES, Guest
+from tests.nic_in_loop.machine import CACHE, DEVICE, QUEUES, Guest
 from tests.nic_in_loop.network import HOST_IPV4, HOST_IPV6
-from tests.nic_in_loop.served import GROUPS, WORKERS, Daemon, flexstream, serve
-from tests.nic_in_loop.traffic import QUERY, Sender, sending, wait_until
+from tests.nic_in_loop.served import GROUPS, WORKERS, Command, Daemon, flexstream, serve
+from tests.nic_in_loop.traffic import QUERY, Sender, check_results, next_offset, sending, wait_until
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.time_limit(900)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.time_limit(1800)]
 
 ROUNDS = 4
 STRAY_PACKETS = 8  # the control connection and neighbour discovery go where they like
 PEERS = {"IPv4": HOST_IPV4, "IPv6": HOST_IPV6}
 ALL = range(GROUPS)
 GROUP = 37  # the one that moves
+SAID = CACHE / "said"
 
 
 @pytest.fixture(scope="module")
@@ -129,20 +131,22 @@ def test_a_foreign_write_of_one_entry_moves_the_live_group_and_is_noticed(
     with sending(daemon) as sender:
         sender.send([GROUP])
         moved = list(table)
-        for new in ((old + step) % QUEUES for step in (1, 2)):
-            moved[GROUP] = new
-            guest.call("set_table", DEVICE, moved)
-            packets, rows = _deltas(guest, daemon, sender, [GROUP], 20)
-            assert packets[new] >= 20
-            assert sum(packets) - packets[new] <= STRAY_PACKETS, packets
-            assert rows == [40 if index == worker else 0 for index in range(WORKERS)], "placement is the truth"
-            here = [c for c in _arrived(guest, daemon, "IPv4", key, moved) if c["bucket"] == GROUP]
-            assert napi_of_queue[new] in {connection["napi"] for connection in here}
-            facts.append(f"entry {GROUP} rewritten from queue {old} to {new}: packets {packets}, rows {rows}")
-        noticed = wait_until(lambda: daemon.get("/v1/nic")["nic"]["drift"], "the daemon to notice the foreign table")
-        assert "table" in " ".join(noticed)
-        assert "nic_changed_by_somebody_else" in guest.call("read", daemon.log)
-        guest.call("set_table", DEVICE, table)
+        try:
+            for new in ((old + step) % QUEUES for step in (1, 2)):
+                moved[GROUP] = new
+                guest.call("set_table", DEVICE, moved)
+                packets, rows = _deltas(guest, daemon, sender, [GROUP], 20)
+                assert packets[new] >= 20
+                assert sum(packets) - packets[new] <= STRAY_PACKETS, packets
+                assert rows == [40 if index == worker else 0 for index in range(WORKERS)], "placement is the truth"
+                here = [c for c in _arrived(guest, daemon, "IPv4", key, moved) if c["bucket"] == GROUP]
+                assert napi_of_queue[new] in {connection["napi"] for connection in here}
+                facts.append(f"entry {GROUP} rewritten from queue {old} to {new}: packets {packets}, rows {rows}")
+            noticed = wait_until(lambda: daemon.get("/v1/nic")["nic"]["drift"], "the daemon to notice the table")
+            assert "table" in " ".join(noticed)
+            assert "nic_changed_by_somebody_else" in guest.call("read", daemon.log)
+        finally:
+            guest.call("set_table", DEVICE, table)
         wait_until(lambda: not daemon.get("/v1/nic")["nic"]["drift"], "the drift to end")
         sender.send(ALL)
     facts.append(f"the foreign change was noticed: {noticed}")
@@ -178,28 +182,57 @@ def test_moving_a_live_group_moves_its_queue_and_its_worker(
 def test_a_new_key_is_survived_and_reaches_the_next_producer(guest: Guest, daemon: Daemon, facts: list[str]) -> None:
     old = observed.key(guest)
     new = bytes((byte * 5 + 17) % 256 for byte in old)
-    with sending(daemon) as first:
+    offset = next_offset(daemon)
+    with Sender("IPv4") as first:
         first.send(ALL)
         try:
             guest.run("ethtool", "-X", DEVICE, "hkey", new.hex(":"))
             assert observed.key(guest) == new
             first.send(ALL, 2)
-            noticed = wait_until(lambda: daemon.get("/v1/nic")["nic"]["drift"], "the daemon to notice the foreign key")
+            noticed = wait_until(lambda: daemon.get("/v1/nic")["nic"]["drift"], "the daemon to notice the key")
             assert "key" in " ".join(noticed)
-            wait_until(
-                lambda: daemon.get("/v1/nic")["nic"]["steering"]["key"] == new.hex(), "the new key for producers"
-            )
+            wait_until(lambda: daemon.get("/v1/nic")["nic"]["steering"]["key"] == new.hex(), "the daemon to tell it")
             ports = {connection["peer"][1] for connection in daemon.connections()}
-            with sending(daemon) as second:
+            with Sender("IPv4") as second:
                 second.send(ALL, 2)
                 arrived = _arrived(guest, daemon, "IPv4", new, observed.table(guest))
-                buckets = Counter(c["bucket"] for c in arrived if c["peer"][1] not in ports)
-            assert set(buckets) == set(ALL), "each group of the second producer is in its bucket"
+            buckets = Counter(connection["bucket"] for connection in arrived if connection["peer"][1] not in ports)
+            assert set(buckets) == set(ALL), "each group of the second producer is in its bucket of the new key"
+            assert buckets.total() == GROUPS + 1
             first.send(ALL)
         finally:
             guest.run("ethtool", "-X", DEVICE, "hkey", old.hex(":"))
         first.send(ALL)
-    facts.append(f"a new key was noticed ({noticed}) and used by the next producer")
+    check_results(daemon, offset, first, second)
+    wait_until(lambda: not daemon.get("/v1/nic")["nic"]["drift"], "the drift to end")
+    facts.append(f"a new key was noticed and used by the next producer: {noticed}")
+
+
+def test_doctor_and_nic_show_say_what_the_kernel_says(guest: Guest, daemon: Daemon) -> None:
+    said = {
+        "show.json": flexstream(guest, "nic", "show", DEVICE, "--json"),
+        "show.txt": flexstream(guest, "nic", "show", DEVICE),
+        "doctor.txt": Command(guest, "doctor").said(check=False).out,
+    }
+    for name, text in said.items():
+        (SAID / name).parent.mkdir(parents=True, exist_ok=True)
+        (SAID / name).write_text(text)  # docs/nic.md shows them
+    shown = json.loads(said["show.json"])
+    irqs, cores = observed.queue_interrupts(guest), observed.queue_cores(guest)
+    assert shown["table"] == observed.table(guest)
+    assert shown["key"] == observed.key(guest).hex(":")
+    assert shown["queue_irq"] == {str(queue): irq for queue, irq in irqs.items()}
+    assert shown["queue_cpus"] == {str(queue): [core] for queue, core in enumerate(cores)}
+    assert (shown["driver"], shown["queues"], shown["up"], shown["hash"]) == ("virtio_net", QUEUES, True, "toeplitz")
+    assert shown["aligned"] is True
+    assert shown["held_by"] == daemon.pid
+    assert shown["rss_by"]["read"] == shown["rss_by"]["write"] == "ioctl", "Linux 6.1 has no RSS over netlink"
+    for text in (said["show.txt"], said["doctor.txt"]):
+        assert DEVICE in text
+        assert "virtio_net" in text
+    assert observed.key(guest).hex(":") in said["show.txt"]
+    assert f"{len(shown['table'])} entries over {QUEUES} queues" in said["doctor.txt"]
+    assert f"{QUEUES} of {QUEUES} queues pinned to one core" in said["doctor.txt"]
 
 
 def test_a_clean_stop_puts_everything_back(guest: Guest, daemon: Daemon, before: dict[str, str | None]) -> None:

@@ -1,4 +1,4 @@
-"""EthtoolNic on a played device: it says what it cannot do, follows the placement, notices others, and leaves no trace."""
+"""EthtoolNic on a played device: it says what it cannot do, follows the placement, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ def test_a_channel_change_is_noticed_and_the_next_follow_uses_the_queues_that_ar
 
 
 def test_a_device_that_takes_a_table_and_keeps_another_shows_up_as_drift(make: Make) -> None:
-    nic, played = make(ignores_table=True)
+    nic, _ = make(ignores_table=True)
     nic.start([0, 1, 2, 3])
     nic.follow([3] * GROUPS)
     assert any(line.startswith("table: 96 of 128") for line in nic.drift())

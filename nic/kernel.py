@@ -167,7 +167,8 @@ class KernelNic(Nic):
         ]
         self._lock.take()
         try:
-            self._steering.recover()
+            if self._cpu_map is None:
+                self._steering.recover()
             self._aim()
             self.set_table([entry % self._groups % self.queues() for entry in range(self._entries)])
             maps.set_port(self._port)

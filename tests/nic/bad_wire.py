@@ -45,6 +45,7 @@ def _queue(where: Namespace, device: str, kind: str) -> None:
 
 
 def _lossy(where: Namespace, device: str) -> Link:
+    """Drops at the receiving end: a drop at the sending one is told to TCP, which then has lost nothing."""
     code = Assembler()
     code.call(GET_PRANDOM_U32)
     code.alu(R0, "&", 0xFFFF)
@@ -52,9 +53,15 @@ def _lossy(where: Namespace, device: str) -> Link:
     code.exit(TCX_NEXT)
     code.label("lost")
     code.exit(TCX_DROP)
-    program = Program(ProgramType.SCHED_CLS, code.assemble(), attach=AttachType.TCX_EGRESS, name="lossy")
+    program = Program(ProgramType.SCHED_CLS, code.assemble(), attach=AttachType.TCX_INGRESS, name="lossy")
     try:
         with where.entered():
-            return Link(program, socket.if_nametoindex(device), AttachType.TCX_EGRESS)
+            return Link(program, socket.if_nametoindex(device), AttachType.TCX_INGRESS)
     finally:
         program.close()
+
+
+def retransmissions(where: Namespace) -> int:
+    """TCP segments that were sent again, in this namespace, so far."""
+    names, values = (line.split() for line in where.execute("cat", "/proc/net/snmp").splitlines() if line[:4] == "Tcp:")
+    return int(values[names.index("RetransSegs")])

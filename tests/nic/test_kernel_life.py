@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from flexstream.errors import ConfigError
 from flexstream.nic import receive_steering
-from flexstream.nic.bpf import AttachType, attached_programs
+from flexstream.nic.bpf import CAP_BPF, CAP_NET_ADMIN, AttachType, attached_programs
 from flexstream.nic.bpf_programs import Place
 from flexstream.nic.journal import left_behind
 from flexstream.nic.kernel import KernelNic
@@ -34,7 +36,7 @@ from tests.nic.netns import (
 pytestmark = pytest.mark.root
 
 METHODS = ["tcx", "xdp"]
-PR_CAPBSET_DROP, PR_SET_KEEPCAPS = 24, 8
+PR_SET_KEEPCAPS = 8
 
 
 def programs_on(where: Namespace, device: str) -> int:
@@ -141,17 +143,23 @@ def test_a_start_that_fails_leaves_the_device_as_it_was(tmp_path: Path) -> None:
 # -- it says what is wrong
 
 
-def without_privilege(device: str, folder: Path, uid: int) -> tuple[str, str, str]:
+def keep_only(capabilities: tuple[int, ...], uid: int) -> None:
+    """Become this user with these capabilities and no others, as a service does."""
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
     if uid:
         os.setgroups([])
-        os.setgid(uid)
-        os.setuid(uid)  # an ordinary user has no capabilities
-    else:
-        for capability in range(64):
-            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-        header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-        assert libc.capset(header, data) == 0  # root in name only
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    low = sum(1 << bit for bit in capabilities if bit < 32)
+    high = sum(1 << bit - 32 for bit in capabilities if bit >= 32)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)  # effective, permitted, inheritable, twice
+    assert libc.capset(header, data) == 0, os.strerror(ctypes.get_errno())
+
+
+def without_privilege(device: str, folder: Path, uid: int) -> tuple[str, str, str]:
+    keep_only((), uid)
     nic = KernelNic(device, groups=16, journal_folder=folder)
     assert nic.steering() is None
     assert nic.describe()["aligned"] is False
@@ -175,6 +183,41 @@ def test_missing_privilege_is_explained(uid: int, tmp_path: Path) -> None:
         assert reason in raised
         assert probed == reason
         assert programs_on(pair.server, pair.server_device) == 0
+
+
+class Stocked(Pair):
+    """Has its sockets from before: entering a namespace needs more privilege than a NIC does."""
+
+    stock: ClassVar[list[socket.socket]] = []
+
+    def client_socket(self, family: socket.AddressFamily) -> socket.socket:
+        return self.stock.pop()
+
+
+def with_the_least_privilege(pair: Pair, folder: Path, uid: int) -> str | None:
+    Stocked.stock = [pair.client_socket(socket.AF_INET) for _ in range(8)]
+    os.chown(folder, uid, uid)
+    keep_only((CAP_NET_ADMIN, CAP_BPF), uid)
+    stocked = Stocked(pair.server, pair.client, pair.server_device, pair.client_device)
+    with rig(stocked, pair.server_device, folder, groups=8) as here:
+        for group in range(8):
+            here.connect(group).send(3000)
+        assert [flow.core for flow in here.flows] == [0, 1] * 4
+        here.nic.follow([1] * 8)
+        for flow in here.flows:
+            eventually_arrives_on(flow, 1)
+        assert sum(here.nic.bucket_counters()) > 0
+        assert here.nic.health().state == "unverified"
+        return here.nic.method
+
+
+@pytest.mark.parametrize(("uid", "method"), [(0, Place.TCX_INGRESS), (65534, Place.XDP)], ids=["root", "service"])
+def test_two_capabilities_are_enough(uid: int, method: Place) -> None:
+    """Without being root the RPS files cannot be written: then it is XDP, which needs none."""
+    with veth_pair() as pair, tempfile.TemporaryDirectory() as folder:
+        assert run_inside(pair.server, with_the_least_privilege, pair, Path(folder), uid) == method
+        os.chown(folder, 0, 0)
+        assert os.listdir(folder) == []
 
 
 def in_a_foreign_sysfs(path: str) -> str:

@@ -65,12 +65,11 @@ class Ports:
 
     def connected(self, document: dict[str, Any], promise: Promise | None) -> None:
         """From a data connection's ACK: did it arrive where it should have?"""
-        if document.get("aligned") is True:
-            self.aligned += 1
-            return
-        self.unaligned += 1
+        aligned = document.get("aligned") is True
+        self.aligned += aligned
+        self.unaligned += not aligned
         peer = document.get("peer")
-        if isinstance(document.get("nic"), dict):
+        if isinstance(document.get("nic"), dict):  # we used an old key, even if that was lucky
             self.learn_table(document["nic"])
         elif promise is not None and isinstance(peer, list) and len(peer) == 2 and peer[1] != promise.port:
             self._chooser = None  # chosen ports do not survive the way: leave them to the kernel

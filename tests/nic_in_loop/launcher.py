@@ -14,19 +14,31 @@ import socket
 import sys
 
 ADDRESS = "/run/launcher.sock"
-IMPORTS = (
-    *("flexstream.cli", "flexstream.cli.machine", "flexstream.cli.nic_text", "flexstream.cli.nic_checks"),
-    *("flexstream.nic.ethtool", "flexstream.nic.apply", "flexstream.nic.link_settings"),
-    *("flexstream.engine", "flexstream.daemon.service", "uvloop", "pyarrow.ipc", "pyroute2"),
+IMPORTS = ("flexstream.cli", "flexstream.nic.ethtool", "flexstream.engine", "flexstream.daemon.service", "uvloop")
+LATER = (
+    "flexstream.cli.machine",
+    "flexstream.cli.nic_text",
+    "flexstream.cli.nic_checks",
+    "flexstream.nic.apply",
+    "pyroute2",
 )
+IDLE_S = 1.0
 
 
 def child_arguments(listener: socket.socket) -> list[str]:
     """Serve requests for ever; a child returns with the arguments of its command."""
     children: dict[int, int | None] = {}
+    later = list(LATER)
+    listener.settimeout(IDLE_S)
     while True:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:  # what the daemon does not need is imported while nobody waits
+            if later:
+                importlib.import_module(later.pop(0))
+            continue
         with connection:
+            connection.settimeout(None)
             request = json.loads(connection.makefile("rb").readline())
             if "ended" in request:
                 pid = request["ended"]

@@ -20,6 +20,7 @@ from typing import Any
 from flexstream import hello
 from flexstream.errors import EngineError
 from flexstream.hello import Host, Refused, StreamPort
+from flexstream.nic.alignment import Arrival
 from flexstream.sessions import Session, SessionRefused
 from flexstream.wire import (
     CONTROL_GROUP,
@@ -60,12 +61,12 @@ class Acceptor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._goodbyes: set[Any] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listener = _listen(host, port)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._listeners = [_listen(host, port)]
+        self._per_worker = False  # whether each listener is a worker's
+        self.address: tuple[str, int] = self._listeners[0].getsockname()[:2]
         self._thread = threading.Thread(target=self._run, name="fs-acceptor", daemon=True)
         self._stopping = threading.Event()
         self.accepted = 0
-        self.misaligned = 0
         self.closed: Counter[str] = Counter()
 
     # -- life
@@ -106,7 +107,8 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._finished = asyncio.Event()
         self._listening = True
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._relisten()
+        self._engine.nic.relisten = lambda: self._call(self._relisten)
         self._ready.set()
         await self._finished.wait()
         if self._goodbyes:
@@ -116,10 +118,26 @@ class Acceptor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _close_listener(self) -> None:
-        if self._listening and self._loop is not None:
+        if self._listening:
             self._listening = False
-            self._loop.remove_reader(self._listener.fileno())
-            self._listener.close()
+            self._look_away()
+            for listener in self._listeners:
+                listener.close()
+
+    def _relisten(self) -> None:
+        """At the start, and when another NIC implementation took over: one listener for all, or one per worker."""
+        if not self._listening:
+            return
+        self._look_away()
+        found = self._engine.nic.listeners(self._listeners[0])
+        self._per_worker = found is not None
+        self._listeners += [listener for listener in found or [] if listener not in self._listeners]
+        self._listen_again()
+
+    def _look_away(self) -> None:
+        assert self._loop is not None
+        for listener in self._listeners:
+            self._loop.remove_reader(listener.fileno())
 
     def _cancel_all(self) -> None:
         self._close_listener()
@@ -127,11 +145,11 @@ class Acceptor:
 
     # -- connections
 
-    def _accept(self) -> None:
+    def _accept(self, index: int) -> None:
         dropped = False
         for _ in range(ACCEPTS_AT_ONCE):
             try:
-                sock, peer = self._listener.accept()
+                sock, peer = self._listeners[index].accept()
             except BlockingIOError:
                 break
             except OSError as error:  # out of descriptors: the oldest that never said HELLO makes room
@@ -144,7 +162,7 @@ class Acceptor:
             self.accepted += 1
             if len(self._pending) >= self._max_pending:
                 dropped = self._drop_oldest()
-            task = self._spawn(self._greet(sock, peer[:2]))
+            task = self._spawn(self._greet(sock, peer[:2], index if self._per_worker else None))
             self._pending[task] = sock
         if dropped:
             self._rest(FLOOD_REST_S)
@@ -152,12 +170,13 @@ class Acceptor:
     def _rest(self, seconds: float = REST_S) -> None:
         """Look again in a while, not at once: a flood, or too few descriptors, must not take the workers' cores."""
         assert self._loop is not None
-        self._loop.remove_reader(self._listener.fileno())
+        self._look_away()
         self._loop.call_later(seconds, self._listen_again)
 
     def _listen_again(self) -> None:
         if self._listening and self._loop is not None:
-            self._loop.add_reader(self._listener.fileno(), self._accept)
+            for index, listener in enumerate(self._listeners):
+                self._loop.add_reader(listener.fileno(), self._accept, index)
 
     def _drop_oldest(self) -> bool:
         if not self._pending:
@@ -188,7 +207,7 @@ class Acceptor:
     def _count(self, why: str) -> None:
         self.closed[why] += 1
 
-    async def _greet(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+    async def _greet(self, sock: socket.socket, peer: tuple[str, int], listener: int | None) -> None:
         """From accept to hand-over, for a control connection to its end. What goes wrong ends this one alone."""
         group = CONTROL_GROUP
         lost = "closed before hello"
@@ -199,7 +218,7 @@ class Acceptor:
             group = header.group
             port, session = hello.check(header, said, self._engine, self._token)
             if session is not None:
-                self._hand_over(sock, peer, port, session, header, said)
+                self._hand_over(sock, peer, listener, port, session, header, said)
             else:
                 lost = "control connection lost"
                 await self._control(sock, peer, port, said)
@@ -237,25 +256,28 @@ class Acceptor:
     # -- data connections
 
     def _hand_over(
-        self, sock: socket.socket, peer: tuple[str, int], port: StreamPort, session: Session,
+        self, sock: socket.socket, peer: tuple[str, int], listener: int | None, port: StreamPort, session: Session,
         header: Header, said: dict[str, Any],
     ) -> None:  # fmt: skip
         crc, ack_bytes = hello.data_options(said)
+        promise = hello.promise(said)
         row_bytes = port.stream.schema.row_bytes
-        ack = json_frame(
-            FrameType.ACK,
-            header.group,
-            {"version": VERSION, "peer": list(peer), "local": list(sock.getsockname()[:2])},
-            value=max(1, self._engine.frame_bytes // row_bytes),
-        )
         owner = self._engine.placement()[header.group]
-        self.misaligned += 1  # no table puts connections where they belong yet: every one is handed over
+        local = sock.getsockname()[:2]
         fd = sock.detach()
+        nic = self._engine.nic
+        aligned, stale = nic.arrived(fd, Arrival(peer, local, header.group, owner, listener, promise))
+        document = {"version": VERSION, "peer": list(peer), "local": list(local), "aligned": aligned}
+        if stale:  # it steered by an old key: give it the present one
+            document["nic"] = self._engine.nic_facts()
+        rows = max(1, self._engine.frame_bytes // row_bytes)
+        ack = json_frame(FrameType.ACK, header.group, document, value=rows)
         try:
             self._engine.workers[owner].add_connection(
                 fd, port.handles[owner], header.group, session.slot, ack, crc, ack_bytes
             )
         except Exception:
+            nic.forget(fd)
             os.close(fd)
             raise
         session.connections += 1
@@ -264,6 +286,7 @@ class Acceptor:
         self, port: StreamPort, fd: int, group: int, slot: int, why: int, ended: bool
     ) -> None:
         """A worker gave a socket back (collector thread): tell the peer why, then close."""
+        self._engine.nic.forget(fd)
         session = port.sessions.at(slot)
         if session is not None:
             session.connections -= 1

@@ -19,6 +19,7 @@ from typing import Any
 
 from flexstream import durations
 from flexstream.errors import ConfigError
+from flexstream.nic.probe import Spec
 
 PREFIX = "FLEXSTREAM_"
 FILE_NAME = "flexstream.toml"
@@ -220,6 +221,10 @@ def _choice(*names: str) -> Callable[[object], str]:
     return parse
 
 
+def _nic(value: object) -> str:
+    return str(Spec.parse(value))
+
+
 def _optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
     def optional(value: object) -> Any:
         return None if value is None or value in ("", "none") else parse(value)
@@ -273,7 +278,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("data_dir", _path, None, "where catalog and results are kept; one daemon each"),
         Setting("workers", _workers, "auto", "number of workers, or the cores to pin them to (0,1)"),
         Setting("groups", _count(1, 65534), 128, "key groups; fixed for the life of a data_dir"),
-        Setting("nic", _choice("user"), "user", "how rows reach cores: user (no privilege needed)"),
+        Setting("nic", _nic, "auto", "who steers rows to cores: auto, user, ethtool:DEVICE, kernel:DEVICE"),
         Setting("pin", _flag, True, "pin each worker to its core"),
         Setting("busy_poll", _flag, False, "spin instead of sleep: lower latency, a full core per worker"),
         Setting("frame_bytes", _frame_bytes, 32768, "size of a receive block, and of a frame"),

@@ -27,18 +27,20 @@ from flexstream.cython_ext.codegen import generate
 from flexstream.cython_ext.lowering import lower
 from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
-from flexstream.cython_ext.worker import Worker, make_reader_fd, now_ns
+from flexstream.cython_ext.worker import Worker, make_reader_fd
 from flexstream.engine_options import check_sizes, data_address, worker_cores
 from flexstream.engine_status import engine_status
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
 from flexstream.moving import GroupMove, Mover
-from flexstream.nic.user import UserNic
+from flexstream.nic_service import NicService
+from flexstream.pings import Pings
 from flexstream.query import Query
 from flexstream.reading import read_log
 from flexstream.result_rows import LateRows, ResultRows
 from flexstream.running import RunningQuery, RunningStream
+from flexstream.session_clock import SessionClock
 from flexstream.sessions import StreamSessions
 from flexstream.state.result_log import ResultLog
 from flexstream.stream import Stream
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DEFAULT_STATE_BYTES = 4 << 30
-TICK_S = 0.1
 
 
 class Engine:
@@ -95,8 +96,6 @@ class Engine:
         self.state = "running"
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._retention = {"retention_bytes": retention_bytes, "retention_s": retention_s}
-        self._idle_timeout_s = idle_timeout_s
-        self._session_timeout_s = session_timeout_s
         self._max_sessions = max_sessions
         self._expected_producers = expected_producers
         self._variants = Variants(compile)
@@ -107,17 +106,16 @@ class Engine:
         self._by_index: list[RunningStream] = []
         self._queries: dict[str, RunningQuery] = {}
         self._by_number: dict[int, RunningQuery] = {}
-        self._pongs: dict[int, tuple[set[int], threading.Event]] = {}
         self._next_number = 1
         self.started_at = time.monotonic()
         self._acceptor: Acceptor | None = None
         self._closed = False
-        if listen is not None:
-            host, port = data_address(listen, token)
+        host, port = data_address(listen, token) if listen is not None else (None, 0)
+        if host is not None:
             self._acceptor = Acceptor(
                 self, host, port, token=token, hello_timeout_s=hello_timeout_s, max_pending=max_pending_hello
             )
-        self.nic = UserNic(groups, cpus if pin else [None] * len(cpus), group_rows=self._group_rows)
+        self.nic = NicService(nic, groups, cpus if pin else [None] * len(cpus), host, self._group_rows)
         self._reader_fd = make_reader_fd()
         self._allocator = Allocator()
         self._placement = Placement(list(self.nic.placement()), len(cpus))
@@ -137,8 +135,9 @@ class Engine:
         ]
         self.mover = Mover(
             self._placement, self.workers, self._catalog, self._queries_of_streams, self._settle_catalog,
-            self._follow, max_sessions,
+            self.nic.follow, max_sessions,
         )  # fmt: skip
+        self._pings = Pings(self.workers)
         self._feeder = Feeder(self.workers, groups, self._placement, self.mover.routing, self._check_alive)
         self.collector = Collector(
             self.workers,
@@ -148,7 +147,7 @@ class Engine:
                 "session_done": lambda worker, stream, slot, n: self._stream_at(stream).sessions.ended_in(slot, n),
                 "session_awake": lambda worker, stream, slot: self._stream_at(stream).sessions.awake(slot),
                 "query_gone": self._query_gone,
-                "pong": self._pong,
+                "pong": self._pings.pong,
             },
         )
         for worker in self.workers:
@@ -156,9 +155,9 @@ class Engine:
         self.collector.start()
         if self._acceptor is not None:
             self._acceptor.start()
-        self._stop_ticking = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, name="fs-sessions", daemon=True)
-        self._ticker.start()
+        self.nic.start()
+        self._session_clock = SessionClock(self.workers, self._by_index, idle_timeout_s, session_timeout_s)
+        self._session_clock.start()
 
     # -- streams and queries
 
@@ -308,28 +307,9 @@ class Engine:
         self._feeder.flush()
 
     def _barrier(self, deadline: float | None = None) -> None:
-        """Wait until every worker has worked off its mailbox and all it has reported is in the logs."""
-        with self._lock:
-            tag = self._next_number
-            self._next_number += 1
-            reached = threading.Event()
-            self._pongs[tag] = (set(), reached)
-            for worker in self.workers:
-                worker.ping(tag)
-        while not reached.wait(0.2):
-            self._check_alive()
-            if deadline is not None and time.monotonic() > deadline:
-                raise EngineError("workers did not answer in time", code="not_finished")
-            if all(worker.ended for worker in self.workers):
-                break
-        self._pongs.pop(tag, None)
-
-    def _pong(self, worker: int, tag: int) -> None:
-        waiting = self._pongs.get(tag)
-        if waiting is not None:
-            waiting[0].add(worker)
-            if len(waiting[0]) == len(self.workers):
-                waiting[1].set()
+        """Wait until every worker has worked off what was posted and all it has reported is in the logs."""
+        if not self._pings.wait(deadline, self._check_alive):
+            raise EngineError("workers did not answer in time", code="not_finished")
 
     # -- results out
 
@@ -383,9 +363,6 @@ class Engine:
         self._check_open()
         return self.mover.move(targets, reason)
 
-    def _follow(self, owners: list[int]) -> None:
-        self.nic.set_table([owners[entry % self.groups] for entry in range(len(self.nic.table()))])
-
     def _queries_of_streams(self) -> list[int]:
         return [sum(q.stream is s for q in self._by_number.values()) for s in self._by_index]
 
@@ -424,8 +401,9 @@ class Engine:
         deadline = time.monotonic() + (30.0 if timeout is None else timeout)
         if self._acceptor is not None:
             self._acceptor.stop_accepting()
-        self._stop_ticking.set()
+        self._session_clock.stop()
         self.mover.stop()
+        self.nic.stop()
         for worker in self.workers:
             worker.stop()
         while not all(worker.ended for worker in self.workers) and time.monotonic() < deadline:
@@ -441,7 +419,8 @@ class Engine:
         self.collector.join(timeout=max(1.0, deadline - time.monotonic()))
         if self._acceptor is not None:
             self._acceptor.stop()
-        self._ticker.join(timeout=2)
+        self.nic.close()
+        self._session_clock.join(timeout=2)
         windows = self._open_windows()
         if self.collector.is_alive():  # a callback that does not return: leave it what it may still use
             self.state = "failed"
@@ -474,18 +453,6 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _tick(self) -> None:
-        """Sessions that went silent stop counting; sessions that broke and did not come back end."""
-        while not self._stop_ticking.wait(TICK_S):
-            drained = min(worker.stats()["drained_ns"] for worker in self.workers)
-            for running in list(self._by_index):
-                running.sessions.expire(self._session_timeout_s)
-                for session in running.sessions.all():
-                    seen = max(handle.seen_ns(session.slot) for handle in running.handles)
-                    silent_ns = min(drained, now_ns()) - seen
-                    if session.state == "live" and seen and silent_ns > self._idle_timeout_s * 1e9:
-                        running.sessions.set_idle(session)
 
     def _connection_closed(
         self, worker: int, number: int, fd: int, stream: int, group: int, slot: int, why: int, ended: bool, rows: int

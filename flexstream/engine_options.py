@@ -6,6 +6,7 @@ import ipaddress
 import os
 
 from flexstream.errors import EngineError
+from flexstream.nic.probe import Spec
 
 
 def worker_cores(workers: int | list[int]) -> list[int]:
@@ -50,8 +51,10 @@ def check_sizes(groups: int, frame_bytes: int, max_sessions: int, nic: str, comp
         raise EngineError(f"frame_bytes={frame_bytes} must be from 4096 to 1048576", code="bad_frame_bytes")
     if not 1 <= max_sessions <= 65_536:
         raise EngineError(f"max_sessions={max_sessions} must be from 1 to 65536", code="bad_max_sessions")
-    if nic not in ("user", "auto"):
-        raise EngineError(f"nic={nic!r} is not there yet", code="bad_nic", hint="use nic='user'")
+    try:
+        Spec.parse(nic)
+    except ValueError as error:
+        raise EngineError(f"nic={nic!r} names no NIC", code="bad_nic", hint=f"use {error}") from None
     if state_bytes < 1 << 20:
         raise EngineError(
             f"state_memory_bytes leaves {state_bytes} bytes for a worker, at least 1048576 are needed",

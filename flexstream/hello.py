@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from flexstream.nic.ports import Promise
+from flexstream.nic_service import NicService
 from flexstream.sessions import Session, StreamSessions
 from flexstream.stream import Stream
 from flexstream.wire import CONTROL_GROUP, MAX_HELLO_BYTES, VERSION, ErrorCode, FrameType, Header
@@ -51,6 +53,7 @@ class Host(Protocol):
     groups: int
     frame_bytes: int
     workers: list[Any]
+    nic: NicService
 
     def port_of(self, stream: str) -> StreamPort | None: ...
     def placement(self) -> list[int]: ...
@@ -87,9 +90,7 @@ def parse(payload: bytes) -> dict[str, Any]:
 def check(header: Header, hello: dict[str, Any], host: Host, token: str | None) -> tuple[StreamPort, Session | None]:
     """The stream that is meant, and for a data connection its session. Raises Refused."""
     given = hello.get("token")
-    if token is not None and not (
-        isinstance(given, str) and hmac.compare_digest(_bytes(given), _bytes(token))
-    ):
+    if token is not None and not (isinstance(given, str) and hmac.compare_digest(_bytes(given), _bytes(token))):
         raise Refused(ErrorCode.BAD_TOKEN, "the token is missing or wrong", "give the producer token=...")
     versions = hello.get("versions")
     if not isinstance(versions, list) or VERSION not in versions:
@@ -122,6 +123,19 @@ def data_options(hello: dict[str, Any]) -> tuple[bool, int]:
         raise Refused(ErrorCode.BAD_HELLO, f"crc must be true or false, not {crc!r:.80}")
     _whole(ack_bytes, "ack_bytes", MAX_ACK_BYTES)
     return crc, ack_bytes
+
+
+def promise(hello: dict[str, Any]) -> Promise | None:
+    """What a producer that chose its source port says about it: {"port", "bucket"}."""
+    steered = hello.get("steered")
+    if steered is None:
+        return None
+    if not isinstance(steered, dict):
+        raise Refused(ErrorCode.BAD_HELLO, f"steered must be an object with port and bucket, not {steered!r:.80}")
+    port, bucket = steered.get("port"), steered.get("bucket")
+    _whole(port, "steered.port", 65535)
+    _whole(bucket, "steered.bucket", (1 << 32) - 1)
+    return Promise(int(port or 0), int(bucket or 0))
 
 
 def _check_schema(stream: Stream, header: Header, hello: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ alignment, nothing else.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -19,8 +18,6 @@ from typing import Any
 from flexstream.cython_ext.placement import MoveHandle, Placement
 from flexstream.cython_ext.worker import now_ns
 from flexstream.errors import EngineError
-
-log = logging.getLogger("flexstream.moving")
 
 STEPS = ("flag", "grace", "sweep", "table", "drain", "adopt", "clear")
 GRACE_S = 5.0
@@ -65,7 +62,8 @@ class Mover:
     """Moves groups for one engine: one batch of moves at a time, any number of groups in it.
 
     `routing` is held by whoever looks up a group's worker and feeds it: rows fed under it are ahead of the move.
-    `follow` tells the NIC the new placement. `interrupt(step)` is for tests: it is called after each step.
+    `follow` tells the NIC the new placement, and returns why that did not work. `interrupt(step)` is for tests: it is
+    called after each step.
     """
 
     def __init__(
@@ -75,7 +73,7 @@ class Mover:
         catalog: threading.RLock,
         queries_of_streams: Callable[[], list[int]],
         settle_catalog: Callable[[float], None],
-        follow: Callable[[list[int]], None],
+        follow: Callable[[list[int]], str | None],
         max_sessions: int,
     ) -> None:
         self._placement = placement
@@ -160,8 +158,8 @@ class Mover:
                 self._workers[move.source].drain_point(move.handle)
         try:
             self._stamp(moves, "sweep")
-        finally:
             self._tell_nic(moves)
+        finally:
             self._finish(moves, timeout)
 
     def _give_up(self, moves: list[GroupMove], why: str) -> None:
@@ -175,14 +173,12 @@ class Mover:
                 self._workers[move.source].advance(stream, move.group)
 
     def _tell_nic(self, moves: list[GroupMove]) -> None:
-        try:
-            self._follow(self._placement.owners())
-            self._stamp(moves, "table")
-        except Exception as error:
+        refused = self._follow(self._placement.owners())
+        if refused is not None:
             self.nic_errors += 1
-            log.warning("nic_did_not_follow", extra={"fields": {"error": str(error), "moves": len(moves)}})
             for move in moves:
-                move.error = f"the NIC did not follow: {error}"
+                move.error = f"the NIC did not follow: {refused}"
+        self._stamp(moves, "table")
 
     def _finish(self, moves: list[GroupMove], timeout: float) -> None:
         """Wait for the new owners, then clear the flags."""

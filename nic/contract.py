@@ -8,7 +8,9 @@ raises `ConfigError` with that same reason when it is asked all the same. It nev
 from __future__ import annotations
 
 import enum
+import socket
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,9 @@ from typing import Any
 from flexstream.errors import ConfigError
 
 TABLE_ENTRIES = 128  # the usual size of an RSS indirection table
+FOUR_TUPLE = ("src_ip", "dst_ip", "src_port", "dst_port")  # in the order in which Toeplitz reads them
+TWO_TUPLE = ("src_ip", "dst_ip")
+SHORTEST_KEY = 16  # bytes of key that IPv4's 12 bytes of input need; IPv6's 36 bytes need 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,9 @@ class Connection:
     local: tuple[str, int]
     group: int
     worker: int | None = None
-    incoming_cpu: int | None = None
+    incoming_cpu: int | None = None  # SO_INCOMING_CPU: the core that handled its latest packet
+    napi_id: int | None = None  # SO_INCOMING_NAPI_ID: one per queue; None where the device has none (veth, lo)
+    listener: int | None = None  # the worker whose listener accepted it, where each worker has one
 
 
 class Verdict(enum.StrEnum):
@@ -77,14 +84,148 @@ class Verification:
         return f"{self.verdict.value}: {self.reason}"
 
 
+class NicState(enum.StrEnum):
+    """A verdict, or that the device is not there any more."""
+
+    VERIFIED = "verified"
+    UNVERIFIED = "unverified"
+    DISOBEYED = "disobeyed"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class NicHealth:
+    """Whether the device is there and does what its table says, and why we think so."""
+
+    state: NicState
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.state.value}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What a producer must know to land a group's connection in the group's bucket.
+
+    bucket = toeplitz(key, fields of the packet) & (entries - 1). Group g owns every entry e with e mod groups = g;
+    in a table smaller than `groups` it shares entry g mod entries with others, and they move together.
+    Raises ValueError when no port can be computed from these values: the table is no power of two, the hash does
+    not read the 4-tuple, the key is too short.
+    """
+
+    key: bytes
+    fields: tuple[str, ...]
+    entries: int
+    groups: int
+
+    def __post_init__(self) -> None:
+        if self.entries < 1 or self.entries & (self.entries - 1):
+            raise ValueError(f"the table has {self.entries} entries, which is not a power of two")
+        if self.groups < 1:
+            raise ValueError(f"{self.groups} groups; at least one is needed")
+        if self.fields != FOUR_TUPLE:
+            raise ValueError(f"the hash reads {', '.join(self.fields) or 'nothing'}, not {', '.join(FOUR_TUPLE)}")
+        if len(self.key) < SHORTEST_KEY:
+            raise ValueError(f"the key has {len(self.key)} bytes; at least {SHORTEST_KEY} are needed")
+
+    def group_of(self, bucket: int) -> int:
+        """The group that owns the bucket; the lowest one when several share it."""
+        return bucket % self.groups
+
+    def buckets_of(self, group: int) -> tuple[int, ...]:
+        if not 0 <= group < self.groups:
+            raise ValueError(f"group {group} of {self.groups}")
+        return tuple(range(group, self.entries, self.groups)) or (group % self.entries,)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "hash": "toeplitz",
+            "key": self.key.hex(),
+            "fields": list(self.fields),
+            "entries": self.entries,
+            "groups": self.groups,
+        }
+
+    @classmethod
+    def from_dict(cls, document: Any) -> Steering:
+        """Raises ValueError for anything that is not what `to_dict` makes."""
+        if not isinstance(document, dict) or document.get("hash") != "toeplitz":
+            raise ValueError("not a description of Toeplitz steering")
+        key, fields, entries, groups = (document.get(name) for name in ("key", "fields", "entries", "groups"))
+        if (
+            not isinstance(key, str)
+            or not isinstance(fields, list)
+            or type(entries) is not int
+            or type(groups) is not int
+        ):
+            raise ValueError("key, fields, entries or groups are missing or of the wrong type")
+        return cls(bytes.fromhex(key), tuple(str(name) for name in fields), entries, groups)
+
+
+def entries_for(placement: Sequence[int], entries: int, queues: int) -> list[int]:
+    """The table that follows a placement (worker per group) on a device with so many queues.
+
+    Queue i serves worker i; with fewer queues than workers, queue i serves workers i, i + queues, ... An entry that
+    several groups share points to the worker that most of them are on.
+    """
+    groups = len(placement)
+    if entries >= groups:
+        return [placement[entry % groups] % queues for entry in range(entries)]
+    table = []
+    for entry in range(entries):
+        votes = Counter(placement[group] for group in range(entry, groups, entries))
+        table.append(min(votes, key=lambda worker: (-votes[worker], worker)) % queues)
+    return table
+
+
 class Nic(ABC):
     """A device's receive side: a table of buckets, its queues, and the cores behind them.
 
     Guarantees: reading methods change nothing; every change that a method makes is in `changes()`, oldest
-    first.
+    first. One thread at a time changes it (the engine's control thread); reading is allowed from any.
     """
 
-    kind: str
+    kind: str  # "ethtool", "kernel" or "user"
+    device: str | None = None
+    passed_over: tuple[str, ...] = ()  # set by probing: what was tried before this one, and why it was not taken
+
+    # -- following the placement
+
+    def steering(self) -> Steering | None:
+        """What producers need to choose their ports; None: no alignment, capability "alignment" has the reason."""
+        return None
+
+    def start(self, worker_cpus: Sequence[int | None]) -> None:
+        """Make the device ours: queue i to the core of worker i, the table written even when it is unchanged.
+
+        Undo information is on disk before the first change. Raises ConfigError; then nothing is changed. The caller
+        calls `follow` next.
+        """
+        return  # nothing to prepare, unless an implementation says otherwise
+
+    def follow(self, placement: Sequence[int]) -> None:
+        """Point every group's buckets at the queue of its worker, in one write.
+
+        ConfigError: the table is as before. The caller counts that as misalignment, never as a failure.
+        """
+        self.set_table(entries_for(placement, len(self.table()), self.queues()))
+
+    def listeners(self, first: socket.socket) -> list[socket.socket] | None:
+        """One listening socket per worker, `first` (bound and listening) among them; None: `first` serves all."""
+        return None
+
+    def health(self) -> NicHealth:
+        """Whether the device is there, up and obeys. Cheap: called about once a second."""
+        return NicHealth(NicState.UNVERIFIED, "nothing has been verified yet")
+
+    def drift(self) -> list[str]:
+        """What somebody else changed since our last write: table, key, fields, channels, receive hashing, link."""
+        return []
+
+    def close(self) -> None:
+        """Give the device back: undo every change, release what is held. Safe to call twice."""
+        self.undo()
 
     @abstractmethod
     def capabilities(self) -> tuple[Capability, ...]:
@@ -124,7 +265,11 @@ class Nic(ABC):
 
     @abstractmethod
     def verify(self, connections: Sequence[Connection]) -> Verification:
-        """Compare where connections arrived with where the table sends them."""
+        """Compare where connections arrived with where the table sends them.
+
+        The caller gives only connections whose latest packet came after the latest write of the table. The result
+        is also what `health()` says from then on.
+        """
 
     @abstractmethod
     def changes(self) -> tuple[Change, ...]:
@@ -152,5 +297,12 @@ class Nic(ABC):
 
     def describe(self) -> dict[str, Any]:
         """What status and the control handshake say about this NIC."""
-        aligned = self.capability("alignment")
-        return {"kind": self.kind, "aligned": aligned.present, "reason": aligned.reason or None}
+        steering = self.steering()
+        reason = None if steering is not None else self.capability("alignment").reason or None
+        return {
+            "kind": self.kind,
+            "device": self.device,
+            "aligned": steering is not None,
+            "reason": reason,
+            "steering": None if steering is None else steering.to_dict(),
+        }

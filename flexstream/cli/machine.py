@@ -41,7 +41,7 @@ def examine(root: Path = Path("/")) -> list[Check]:
         lambda: [buffer(root, "rmem_max", "receive"), buffer(root, "wmem_max", "send")],
         lambda: [clock(root)],
         lambda: devices(root),
-        lambda: [irqbalance(root)],
+        lambda: receive_side(root),
         lambda: [compiled()],
         lambda: [java()],
     ]
@@ -60,9 +60,7 @@ def _read(path: Path) -> str | None:
 def cores(total: int, allowed: set[int]) -> Check:
     found = f"{len(allowed)} of {total} cores may be used ({_ranges(allowed)})"
     if len(allowed) < 2:
-        return Check(
-            "cores", "warn", found, "one core is shared by workers, producers and control: use two or more"
-        )
+        return Check("cores", "warn", found, "one core is shared by workers, producers and control: use two or more")
     if len(allowed) < total:
         return Check("cores", "info", found, "taskset, a cpuset or a container limits this process")
     return Check("cores", "ok", found)
@@ -84,9 +82,7 @@ def open_files(soft: int, hard: int) -> Check:
     found = f"{shown.get(soft, soft)} (hard limit {shown.get(hard, hard)})"
     if soft == resource.RLIM_INFINITY or soft >= WANTED_FILES:
         return Check("open files", "ok", found)
-    advice = (
-        f"a producer opens one connection per group: `ulimit -n {WANTED_FILES}`, or LimitNOFILE= in the unit"
-    )
+    advice = f"a producer opens one connection per group: `ulimit -n {WANTED_FILES}`, or LimitNOFILE= in the unit"
     return Check("open files", "fail" if soft < 256 else "warn", found, advice)
 
 
@@ -100,9 +96,7 @@ def port(name: str, number: int, host: str = "127.0.0.1") -> Check:
         except OSError as error:
             if _our_daemon():
                 return Check(name, "ok", f"{number} is in use by a running flexstream daemon")
-            advice = (
-                f"`ss -ltnp sport = :{number}` tells who has it; or `serve --{name.split()[0]} HOST:PORT`"
-            )
+            advice = f"`ss -ltnp sport = :{number}` tells who has it; or `serve --{name.split()[0]} HOST:PORT`"
             return Check(name, "fail", f"{number}: {error.strerror}", advice)
     return Check(name, "ok", f"{number} is free")
 
@@ -165,24 +159,23 @@ def devices(root: Path) -> list[Check]:
         state = _read(device / "operstate") or "unknown"
         text = f"{name}: driver {kind}, {receive} receive queues, {state}"
         if kind != "virtual" and receive < 2:
-            advice = f"one queue feeds one core: `ethtool -L {name} combined N` if the device has more"
+            advice = (
+                f"one queue feeds one core: `ethtool -L {name} combined N` if the device has more"
+            )
             found.append(Check("nic", "warn", text, advice))
         else:
             found.append(Check("nic", "info" if kind == "virtual" else "ok", text))
     if not found:
-        found.append(
-            Check("nic", "info", "no network device but loopback", "rows can come from this machine only")
-        )
+        found.append(Check("nic", "info", "no network device but loopback", "rows can come from this machine only"))
     return found
 
 
-def irqbalance(root: Path) -> Check:
-    for entry in (root / "proc").glob("[0-9]*/comm"):
-        if _read(entry) == "irqbalance":
-            return Check(
-                "irqbalance", "info", "running", "it moves interrupts that were pinned to workers' cores"
-            )
-    return Check("irqbalance", "ok", "not running")
+def receive_side(root: Path) -> list[Check]:
+    """Tables, queues and what is in their way. Devices are asked on the machine itself only, not on a copy."""
+    from flexstream.cli import nic_checks
+
+    asked = nic_checks.receive_side() if root == Path("/") else []
+    return [*asked, nic_checks.irqbalance(root)]
 
 
 def compiled() -> Check:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flexstream.client.discovery import Address
+from flexstream.client.steering import Ports
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
+from flexstream.nic.ports import Promise
 from flexstream.wire import (
     CONTROL_GROUP,
     HEADER_BYTES,
@@ -29,6 +31,8 @@ from flexstream.wire import (
 
 MAX_ANSWER_BYTES = 1 << 20
 AT_ONCE = 64  # connections in the handshake together: well below the server's limit for pending HELLOs
+_PORT_TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)  # a bound port whose connection still exists
+_MOST_PORTS = 4  # ports tried that bind but do not connect
 _RETRYABLE_CODES = frozenset(code.code for code in RETRYABLE)
 
 
@@ -45,7 +49,7 @@ class Hello:
     crc: bool = False
     ack_bytes: int = 131_072
 
-    def frame(self, group: int) -> bytes:
+    def frame(self, group: int, promise: Promise | None = None) -> bytes:
         document: dict[str, Any] = {
             "versions": [VERSION],
             "stream": self.stream,
@@ -60,6 +64,8 @@ class Hello:
         for name in ("row_bytes", "schema"):
             if document[name] is None:
                 del document[name]
+        if promise is not None:
+            document["steered"] = {"port": promise.port, "bucket": promise.bucket}
         return json_frame(FrameType.HELLO, group, document)
 
 
@@ -72,6 +78,7 @@ class Welcome:
     rows_per_frame: int
     next_row: int
     document: dict[str, Any]
+    promise: Promise | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +86,7 @@ class _Attempt:
     group: int
     sock: socket.socket
     to_send: bytes
+    promise: Promise | None = None
     received: bytearray = field(default_factory=bytearray)
     connected: bool = False
 
@@ -118,7 +126,7 @@ class _Attempt:
             raise ProtocolError(
                 f"the answer to HELLO is {header.type.name} for group {header.group}", code="bad_answer"
             )
-        return Welcome(self.group, self.sock, header.value, header.sequence, document)
+        return Welcome(self.group, self.sock, header.value, header.sequence, document, self.promise)
 
 
 def _header(data: bytearray) -> Header:
@@ -154,30 +162,35 @@ def retryable(error: BaseException) -> bool:
     return isinstance(error, OSError | ConnectError)
 
 
-def _start(address: Address, hello: Hello, group: int) -> _Attempt:
+def _start(address: Address, hello: Hello, group: int, ports: Ports | None) -> _Attempt:
     family, kind, protocol, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        code = sock.connect_ex(target)
-        if code not in (0, errno.EINPROGRESS):
-            raise OSError(code, os.strerror(code))
-    except OSError:
-        sock.close()
-        raise
-    return _Attempt(group, sock, hello.frame(group))
+    for left in range(_MOST_PORTS, -1, -1):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            promise = ports.bind(sock, group) if ports is not None and left else None
+            code = sock.connect_ex(target)
+            if code in (0, errno.EINPROGRESS):
+                return _Attempt(group, sock, hello.frame(group, promise), promise)
+            if promise is None or code not in _PORT_TAKEN:
+                raise OSError(code, os.strerror(code))
+            sock.close()
+        except OSError:
+            sock.close()
+            raise
+    raise AssertionError("unreachable: the last attempt binds no port")
 
 
 def _greet_some(
-    address: Address, hello: Hello, groups: list[int], deadline: float
+    address: Address, hello: Hello, groups: list[int], deadline: float, ports: Ports | None
 ) -> tuple[dict[int, Welcome], dict[int, Exception]]:
     welcomes: dict[int, Welcome] = {}
     errors: dict[int, Exception] = {}
     with selectors.DefaultSelector() as selector:
         for group in groups:
             try:
-                attempt = _start(address, hello, group)
+                attempt = _start(address, hello, group, ports)
             except OSError as error:
                 errors[group] = error
             else:
@@ -214,17 +227,18 @@ def _greet_some(
 
 
 def greet(
-    address: Address, hello: Hello, groups: Iterable[int], timeout_s: float
+    address: Address, hello: Hello, groups: Iterable[int], timeout_s: float, ports: Ports | None = None
 ) -> tuple[dict[int, Welcome], dict[int, Exception]]:
     """Connect and say HELLO for every group (CONTROL_GROUP: the control connection).
 
-    Returns what was accepted and, per group, why the rest was not. The timeout is for each 64 of them.
+    Returns what was accepted and, per group, why the rest was not. The timeout is for each 64 of them. With `ports`
+    each connection comes from a port that the server's NIC steers to the group, where one is to be had.
     """
     wanted = list(groups)
     welcomes: dict[int, Welcome] = {}
     errors: dict[int, Exception] = {}
     for start in range(0, len(wanted), AT_ONCE):
-        part = _greet_some(address, hello, wanted[start : start + AT_ONCE], time.monotonic() + timeout_s)
+        part = _greet_some(address, hello, wanted[start : start + AT_ONCE], time.monotonic() + timeout_s, ports)
         welcomes.update(part[0])
         errors.update(part[1])
         if part[1]:  # a server in trouble: the others would fare no better

@@ -18,6 +18,7 @@ from typing import Any
 
 from flexstream.client.discovery import Address, find_data_port
 from flexstream.client.handshake import Hello, Welcome, greet, greet_control, refusal, retryable
+from flexstream.client.steering import Ports
 from flexstream.cython_ext import lanes
 from flexstream.cython_ext.sender import Sender
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
@@ -69,6 +70,7 @@ class Session:
         self._down_since: float | None = None
         self._steady_at = 0.0
         self._retry_at = 0.0
+        self._ports = Ports()
         self._hello = Hello(
             settings.stream,
             settings.producer_id,
@@ -88,6 +90,7 @@ class Session:
             raise ProtocolError(f"the control ACK of {self.data} does not describe the stream: {error}") from error
         self._hello = replace(self._hello, row_bytes=self.stream.schema.row_bytes, schema=self.stream.schema.hash)
         self.sender = self._make_sender(welcome)
+        self._ports.learn(welcome.document, welcome.sock)
         self.sender.attach(CONTROL, welcome.sock.detach(), 0)
         self.state = "connected"
         self._thread = threading.Thread(target=self._run, name=f"flexstream-{settings.stream}", daemon=True)
@@ -202,6 +205,7 @@ class Session:
             if CONTROL in broken:
                 self.data = self._find(self.settings.connect_timeout_s)
                 welcome, self.data = greet_control(self.data, self._hello, self.settings.connect_timeout_s)
+                self._ports.learn(welcome.document, welcome.sock)
                 self.sender.attach(CONTROL, welcome.sock.detach(), 0)
             groups = [group for group in broken if group != CONTROL] + self.sender.wanted_groups()
             errors = self._connect(groups)
@@ -222,8 +226,9 @@ class Session:
     def _connect(self, groups: list[int]) -> list[Exception]:
         if not groups:
             return []
-        welcomes, errors = greet(self.data, self._hello, groups, self.settings.connect_timeout_s)
+        welcomes, errors = greet(self.data, self._hello, groups, self.settings.connect_timeout_s, self._ports)
         for group, welcome in welcomes.items():
+            self._ports.connected(welcome.document, welcome.promise)
             fd = welcome.sock.detach()
             lost = self.sender.attach(group, fd, welcome.next_row)
             if lost < 0:
@@ -352,6 +357,7 @@ class Session:
             "groups": self.groups,
             "crc": self._hello.crc,
             **self.sender.stats(),
+            **self._ports.stats(),
             "reconnects": self.reconnects,
             "rows_lost": self.rows_lost,
             "last_error": None if self._last_error is None else str(self._last_error),

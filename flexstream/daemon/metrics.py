@@ -8,6 +8,7 @@ from typing import Any
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 ENGINE_STATES = ("running", "draining", "failed")
+NIC_STATES = ("verified", "unverified", "disobeyed", "gone")
 SESSION_STATES = ("live", "idle", "broken", "ended")
 
 # (key in the worker's status, metric, type, help)
@@ -45,8 +46,11 @@ _CONNECTIONS = (
         "misaligned",
         "flexstream_connections_misaligned_total",
         "counter",
-        "Connections that the NIC misplaced",
+        "Connections that did not arrive at their worker",
     ),
+    ("aligned", "flexstream_connections_aligned_total", "counter", "Connections that arrived at their worker"),
+    ("alignment", "flexstream_alignment_ratio", "gauge", "Aligned connections among all, 0 to 1"),
+    ("behind_nat", "flexstream_connections_behind_nat_total", "counter", "Connections whose port NAT changed"),
 )
 
 
@@ -110,14 +114,16 @@ def render(status: Mapping[str, Any]) -> str:
 
 def _nic(page: Page, nic: Mapping[str, Any]) -> None:
     if nic:
-        labels = {"kind": nic.get("kind", "?")}
-        page.add(
-            "flexstream_nic_aligned",
-            "gauge",
-            "1 when the NIC follows placement",
-            nic.get("aligned"),
-            **labels,
-        )
+        labels = {"kind": nic.get("kind", "?"), "device": nic.get("device") or ""}
+        help_text = "1 when producers can steer by its table"
+        page.add("flexstream_nic_aligned", "gauge", help_text, nic.get("aligned"), **labels)
+        for state in NIC_STATES if "state" in nic else ():
+            help_text = "1 for what live connections say about the table"
+            page.add("flexstream_nic_state", "gauge", help_text, nic["state"] == state, **labels, state=state)
+        if "drift" in nic:
+            changes = len(nic["drift"] or ())
+            page.add("flexstream_nic_drift", "gauge", "Changes that somebody else made", changes, **labels)
+        page.add("flexstream_nic_fallbacks_total", "counter", "Implementations given up", nic.get("fallbacks"))
 
 
 def _stream(page: Page, name: str, stream: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from flexstream.config import join_address
 from flexstream.daemon import metrics, openapi
+from flexstream.daemon.nic_details import nic_details
 from flexstream.daemon.params import Params
 from flexstream.daemon.problems import ApiError
 from flexstream.daemon.results import FORMATS, stream_log
@@ -70,9 +71,7 @@ class Routes:
             return None
         host, port = address
         if host in WILDCARDS and request.transport is not None:
-            host = request.transport.get_extra_info("sockname")[
-                0
-            ]  # the address at which the client reached us
+            host = request.transport.get_extra_info("sockname")[0]  # the address at which the client reached us
         return join_address(host, port)
 
     async def list_streams(self, request: web.Request) -> web.Response:
@@ -193,7 +192,8 @@ class Routes:
     async def nic(self, request: web.Request) -> web.Response:
         Params(request)
         status = await self._daemon.engine_status()
-        return web.json_response({"nic": status.get("nic", {}), "groups": status.get("groups")})
+        details = await asyncio.to_thread(nic_details, self._engine)
+        return web.json_response({"nic": {**status.get("nic", {}), **details}, "groups": status.get("groups")})
 
     async def rebalance(self, request: web.Request) -> web.Response:
         Params(request)

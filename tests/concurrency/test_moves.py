@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -257,10 +257,8 @@ def test_a_move_interrupted_after_any_step_loses_and_repeats_nothing(step: str) 
         engine.feed("s", rows[:10_000])
         engine.mover.interrupt = stop_here
         before = engine.placement()
-        try:
+        with suppress(Interrupted):
             engine.move({g: 1 - w for g, w in enumerate(before)})
-        except Interrupted:
-            pass
         engine.mover.interrupt = lambda reached: None
         moved = engine.placement()
         assert moved == (before if step in ("flag", "grace") else [1 - w for w in before])
@@ -275,11 +273,8 @@ def test_a_move_interrupted_after_any_step_loses_and_repeats_nothing(step: str) 
 def test_a_nic_that_refuses_its_table_costs_alignment_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_rows(20_000, 9)
 
-    def refuse(owners: list[int]) -> None:
-        raise OSError("no such device")
-
     with serving() as engine:
-        monkeypatch.setattr(engine.mover, "_follow", refuse)
+        monkeypatch.setattr(engine.mover, "_follow", lambda owners: "no such device")
         engine.feed("s", rows[:10_000])
         moves = engine.move({0: 1, 1: 0, 2: 1})
         assert all("no such device" in (move.error or "") and move.state == "moved" for move in moves)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import select
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 
 from flexstream.errors import ConfigError
-from flexstream.nic import Capability, Change, Connection, UserNic, Verdict
+from flexstream.nic import Capability, Change, Connection, NicState, UserNic, Verdict, entries_for, reuseport
+from flexstream.nic.toeplitz import DEFAULT_KEY, bucket_of
 
 
-def connection(group: int, worker: int | None) -> Connection:
-    return Connection(("127.0.0.1", 40000 + group), ("127.0.0.1", 7400), group, worker)
+def connection(group: int, worker: int | None, port: int = 0) -> Connection:
+    return Connection(("127.0.0.1", port or 40000 + group), ("127.0.0.1", 7400), group, worker)
 
 
 def test_groups_are_dealt_out_in_turn_and_the_table_repeats_them() -> None:
@@ -28,6 +36,7 @@ def test_a_table_that_groups_do_not_divide_still_maps_entry_e_to_group_e_mod_g()
 
 def test_more_groups_than_usual_get_a_larger_table() -> None:
     assert len(UserNic(groups=512, cpus=[0]).table()) == 512
+    assert len(UserNic(groups=130, cpus=[0]).table()) == 256
 
 
 def test_writing_the_table_moves_groups_and_can_be_undone() -> None:
@@ -171,3 +180,116 @@ def test_verification_checks_the_hand_over() -> None:
 def test_an_unknown_group_has_no_owner() -> None:
     with pytest.raises(ConfigError, match="groups are 0 to 3"):
         UserNic(4, [0]).owner(4)
+
+
+# -- one listener per worker
+
+
+@contextlib.contextmanager
+def listening(nic: UserNic, host: str = "127.0.0.1", family: int = socket.AF_INET) -> Iterator[list[socket.socket]]:
+    first = socket.socket(family)
+    first.bind((host, 0))
+    first.listen(64)
+    found = nic.listeners(first) or [first]
+    try:
+        yield found
+    finally:
+        for sock in found:
+            sock.close()
+
+
+def arrivals(listeners: list[socket.socket], to: str, entries: int, count: int) -> list[tuple[int, int]]:
+    """(bucket, listener) of new connections."""
+    found = []
+    for _ in range(count):
+        with socket.create_connection((to, listeners[0].getsockname()[1])):
+            [ready], _, _ = select.select(listeners, [], [], 30)
+            accepted, peer = ready.accept()
+            with accepted:
+                local = accepted.getsockname()
+                bucket = bucket_of(DEFAULT_KEY, peer[:2], local[:2], entries)
+            found.append((bucket, listeners.index(ready)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("host", "to", "family"),
+    [
+        ("127.0.0.1", "127.0.0.1", socket.AF_INET),
+        ("::1", "::1", socket.AF_INET6),
+        ("::", "::1", socket.AF_INET6),
+        ("::", "127.0.0.1", socket.AF_INET6),
+    ],
+)
+def test_new_connections_come_to_the_listener_that_the_table_names(host: str, to: str, family: int) -> None:
+    nic = UserNic(128, [None] * 3)
+    with listening(nic, host, family) as listeners:
+        assert len(listeners) == 3
+        assert nic.steering() is not None
+        assert nic.key() == DEFAULT_KEY
+        table = nic.table()
+        assert all(listener == table[bucket] for bucket, listener in arrivals(listeners, to, 128, 30))
+        nic.follow([(group + 1) % 3 for group in range(128)])
+        assert nic.table() != table
+        table = nic.table()
+        assert all(listener == table[bucket] for bucket, listener in arrivals(listeners, to, 128, 30))
+        assert nic.changes() == (), "the placement is the engine's: there is nothing on the machine to undo"
+
+
+@pytest.mark.parametrize(("groups", "entries"), [(1, 128), (100, 128), (200, 256), (5000, 1024)])
+def test_the_table_fits_its_program_for_few_and_for_many_groups(groups: int, entries: int) -> None:
+    nic = UserNic(groups, [None] * 4)
+    with listening(nic) as listeners:
+        steering = nic.steering()
+        assert steering is not None
+        assert (steering.entries, steering.groups) == (entries, groups)
+        table = entries_for([group % 4 for group in range(groups)], entries, 4)
+        assert all(listener == table[bucket] for bucket, listener in arrivals(listeners, "127.0.0.1", entries, 20))
+
+
+def test_a_second_daemon_on_the_port_is_still_refused() -> None:
+    with listening(UserNic(8, [None] * 2)) as listeners, socket.socket() as second:
+        second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError, match="in use"):
+            second.bind(listeners[0].getsockname())
+
+
+def test_without_the_kernels_help_there_is_one_listener_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(reuseport, "attach_table", refuse)
+    nic = UserNic(8, [None] * 2)
+    with listening(nic) as listeners:
+        assert len(listeners) == 1
+        assert nic.steering() is None
+        assert "Operation not permitted" in str(nic.describe()["reason"])
+        with socket.create_connection(listeners[0].getsockname()):
+            assert select.select(listeners, [], [], 30)[0]
+        nic.follow([1] * 8)
+        assert nic.owner(3) == 1
+
+
+def test_one_worker_has_nothing_to_align() -> None:
+    nic = UserNic(8, [None])
+    with listening(nic) as listeners:
+        assert len(listeners) == 1
+        assert "nothing to align" in str(nic.describe()["reason"])
+
+
+def test_listeners_that_are_not_obeyed_are_noticed() -> None:
+    nic = UserNic(128, [None] * 2)
+    with listening(nic):
+        peers = [connection(0, 0, port=port) for port in range(40000, 40040)]
+        table = nic.table()
+
+        def through(shift: int) -> list[Connection]:
+            buckets = [bucket_of(nic.key(), c.peer, c.local, 128) for c in peers]
+            return [replace(c, listener=(table[b] + shift) % 2) for b, c in zip(buckets, peers, strict=True)]
+
+        assert nic.verify(through(0)).verdict is Verdict.VERIFIED
+        assert nic.health().state is NicState.VERIFIED
+        wrong = nic.verify(through(1))
+        assert wrong.verdict is Verdict.DISOBEYED
+        assert "40 of 40" in wrong.reason
+        assert nic.health().state is NicState.DISOBEYED

@@ -1,0 +1,256 @@
+"""The engine's NIC at run time: follows the placement, counts alignment, verifies, and falls back when it must.
+
+The placement is the truth and this only follows it: no method here fails a stream. What a device does not do is
+counted as misalignment, shown in status, and said once in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flexstream.errors import ConfigError
+from flexstream.nic.alignment import Alignment, Arrival
+from flexstream.nic.contract import Nic, NicHealth, NicState, Steering, entries_for
+from flexstream.nic.probe import Spec, open_nic
+from flexstream.nic.user import UserNic
+
+log = logging.getLogger("flexstream.nic")
+
+CHECK_S = 1.0
+DISOBEYED_CHECKS = 3  # in a row: one may have met packets on their way from the table before
+
+
+class NicService:
+    """One per engine. `follow` is the engine's; `listeners`, `arrived` and `forget` are the acceptor's.
+
+    Raises ConfigError from the constructor when a named implementation cannot be had. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        groups: int,
+        cpus: Sequence[int | None],
+        host: str | None,
+        group_rows: Callable[[], Sequence[int]] | None = None,
+    ) -> None:
+        self._spec = Spec.parse(spec)
+        self._cpus = list(cpus)
+        self._host = host
+        self._group_rows = group_rows
+        self._placement = tuple(group % len(self._cpus) for group in range(groups))
+        self._lock = threading.RLock()
+        self._alignment = Alignment()
+        self._nic = open_nic(
+            self._spec, groups=groups, cpus=self._cpus, host=host, placement=self._placement, group_rows=group_rows
+        )
+        self._steering: Steering | None = self._nic.steering()
+        self._table: list[int] | None = None
+        self._described: dict[str, Any] = {}
+        self._changed_at = time.monotonic()
+        self._health = self._nic.health()
+        self._drift: list[str] = []
+        self._follow_error: str | None = None
+        self._disobeyed = 0
+        self.fallbacks = 0
+        self.relisten: Callable[[], object] | None = None  # the acceptor's: ask `listeners` again
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._remember_table()
+        fields = {"kind": self._nic.kind, "device": self._nic.device, "passed_over": list(self._nic.passed_over)}
+        if self._spec.kind != "user":
+            log.info("nic_chosen", extra={"fields": fields})
+
+    # -- the placement
+
+    @property
+    def nic(self) -> Nic:
+        """The implementation in use."""
+        return self._nic
+
+    def placement(self) -> tuple[int, ...]:
+        return self._placement
+
+    def follow(self, placement: Sequence[int]) -> str | None:
+        """The placement is now this one. Never fails: a device that does not follow costs alignment only.
+
+        Returns why it did not follow.
+        """
+        with self._lock:
+            self._placement = tuple(placement)
+            self._disobeyed = 0
+            try:
+                self._nic.follow(self._placement)
+            except (ConfigError, OSError) as error:
+                if self._follow_error is None:
+                    log.warning("nic_does_not_follow", extra={"fields": {"why": str(error)}})
+                self._follow_error = str(error)
+                self._table = None
+            else:
+                self._follow_error = None
+                self._remember_table()
+            return self._follow_error
+
+    def _remember_table(self) -> None:
+        """What the acceptor needs of the device, read here so that accepting never waits for it."""
+        self._changed_at = time.monotonic()
+        steering = self._steering
+        self._table = None
+        with contextlib.suppress(ConfigError, OSError):
+            self._described = self._nic.describe()
+            if steering is not None:
+                actual = list(self._nic.table())
+                own = entries_for(self._placement, steering.entries, len(self._cpus))
+                self._table = actual if len(actual) == steering.entries else own
+
+    # -- connections (the acceptor)
+
+    def listeners(self, first: socket.socket) -> list[socket.socket] | None:
+        with self._lock:
+            found = self._nic.listeners(first)
+            self._steering = self._nic.steering()
+            self._remember_table()
+            return found
+
+    def arrived(self, fd: int, arrival: Arrival) -> tuple[bool, bool]:
+        """(aligned, stale) of a new data connection; `forget` must be called before `fd` is closed."""
+        device = self._nic.device
+        passes = device in (None, "lo") or arrival.peer[0] != arrival.local[0]  # packets to oneself pass no device
+        return self._alignment.arrived(fd, arrival, self._steering, self._table if passes else None)
+
+    def forget(self, fd: int) -> None:
+        self._alignment.forget(fd)
+
+    # -- the check
+
+    def start(self) -> None:
+        """Begin the periodic check. Without a data port there is nothing to check."""
+        if self._host is not None:
+            self._thread = threading.Thread(target=self._watch, name="fs-nic", daemon=True)
+            self._thread.start()
+
+    def _watch(self) -> None:
+        failed = False
+        while not self._stop.wait(CHECK_S):
+            try:
+                self.check()
+                failed = False
+            except Exception:
+                if not failed:
+                    log.exception("nic_check_failed")
+                failed = True
+
+    def check(self) -> None:
+        """Is the device there, does it obey, did somebody else change it? Falls back when it is gone or disobeys."""
+        with self._lock:
+            if self._closed:
+                return
+            health = self._ask()
+            self._disobeyed = self._disobeyed + 1 if health.state is NicState.DISOBEYED else 0
+            self._health = health
+            if health.state is NicState.GONE or self._disobeyed >= DISOBEYED_CHECKS:
+                self._fall_back(health)
+
+    def _ask(self) -> NicHealth:
+        nic = self._nic
+        try:
+            health = nic.health()
+            if health.state is NicState.GONE:
+                return health
+            self._note_drift(nic.drift())
+            steering = nic.steering()
+            if steering != self._steering:
+                self._steering = steering
+                self._remember_table()
+            seen = self._alignment.sample(self._placement, self._changed_at)
+            verification = nic.verify(seen)
+        except (ConfigError, OSError) as error:
+            return NicHealth(NicState.UNVERIFIED, f"the device cannot be asked: {error}")
+        state = NicState(verification.verdict.value)
+        if state is NicState.UNVERIFIED and not seen and self._health.state is NicState.VERIFIED:
+            return self._health  # nobody is sending: what was seen still stands
+        return NicHealth(state, verification.reason)
+
+    def _note_drift(self, drift: list[str]) -> None:
+        if drift == self._drift:
+            return
+        if drift:
+            log.warning("nic_changed_by_somebody_else", extra={"fields": {"what": drift, "device": self._nic.device}})
+        self._drift = list(drift)
+        self._remember_table()
+
+    def _fall_back(self, health: NicHealth) -> None:
+        old = self._nic
+        why = f"{old.kind}{':' + old.device if old.device else ''}: {health}"
+        with contextlib.suppress(ConfigError, OSError):
+            old.close()
+        notes = [*old.passed_over, why]
+        if old.kind == "user":
+            new: Nic = UserNic(
+                len(self._placement), self._cpus, placement=self._placement, group_rows=self._group_rows,
+                no_steering=health.reason,
+            )  # fmt: skip
+            new.passed_over = tuple(notes)
+        else:
+            new = open_nic(
+                Spec(old.kind, old.device), groups=len(self._placement), cpus=self._cpus, host=self._host,
+                placement=self._placement, group_rows=self._group_rows, passed_over=notes, below=old.kind,
+            )  # fmt: skip
+        self._nic = new
+        self._steering = new.steering()
+        self._health = new.health()
+        self._drift, self._follow_error, self._disobeyed = [], None, 0
+        self.fallbacks += 1
+        self._remember_table()
+        log.warning("nic_fell_back", extra={"fields": {"to": new.kind, "device": new.device, "why": why}})
+        if self.relisten is not None:
+            self.relisten()
+
+    # -- what others see
+
+    def describe(self) -> dict[str, Any]:
+        """What the control handshake says: enough for a producer to choose its ports."""
+        return self._described
+
+    def status(self) -> dict[str, Any]:
+        health = self._health
+        return {
+            **self._described,
+            "state": health.state.value,
+            "state_reason": health.reason,
+            "passed_over": list(self._nic.passed_over),
+            "drift": list(self._drift),
+            "follow_error": self._follow_error,
+            "fallbacks": self.fallbacks,
+        }
+
+    def connections(self) -> dict[str, Any]:
+        return self._alignment.counts()
+
+    # -- the end
+
+    def stop(self) -> None:
+        """End the check: afterwards no socket is looked at any more."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+    def close(self) -> None:
+        """Give the device back as it was."""
+        self.stop()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._nic.close()
+            except (ConfigError, OSError) as error:
+                fields = {"why": str(error), "fix": "`flexstream nic undo` tries again"}
+                log.error("nic_not_restored", extra={"fields": fields})

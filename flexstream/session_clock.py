@@ -1,0 +1,41 @@
+"""Sessions that went silent stop counting; sessions that broke and did not come back end."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from flexstream.cython_ext.worker import now_ns
+from flexstream.running import RunningStream
+
+TICK_S = 0.1
+
+
+class SessionClock(threading.Thread):
+    """Looks at all sessions of an engine ten times a second.
+
+    The idle clock of a session runs only while its worker has nothing left to read: what waits in a socket was sent.
+    """
+
+    def __init__(
+        self, workers: list[Any], streams: list[RunningStream], idle_timeout_s: float, session_timeout_s: float
+    ) -> None:
+        super().__init__(name="fs-sessions", daemon=True)
+        self._workers = workers
+        self._streams = streams
+        self._idle_ns = idle_timeout_s * 1e9
+        self._session_timeout_s = session_timeout_s
+        self._stop_wanted = threading.Event()
+
+    def stop(self) -> None:
+        self._stop_wanted.set()
+
+    def run(self) -> None:
+        while not self._stop_wanted.wait(TICK_S):
+            drained = min(worker.stats()["drained_ns"] for worker in self._workers)
+            for running in list(self._streams):
+                running.sessions.expire(self._session_timeout_s)
+                for session in running.sessions.all():
+                    seen = max(handle.seen_ns(session.slot) for handle in running.handles)
+                    if session.state == "live" and seen and min(drained, now_ns()) - seen > self._idle_ns:
+                        running.sessions.set_idle(session)

@@ -1,0 +1,248 @@
+"""From what is wanted to what must change: a list of `Change`, printed, written as a script, applied or undone.
+
+The order is the order of application: channels first, because a driver may drop its table with them; the table
+last, written even when it already reads as wanted, because some drivers show a table that they do not apply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flexstream.errors import ConfigError, FlexStreamError
+from flexstream.nic.contract import FOUR_TUPLE, Change, entries_for
+from flexstream.nic.devices import DeviceFiles
+from flexstream.nic.facts import Facts
+from flexstream.nic.interrupts import format_cpus
+from flexstream.nic.journal import Journal, Origin
+from flexstream.nic.settings import Settings, format_table, parse_table
+
+log = logging.getLogger("flexstream.nic")
+GONE = (errno.ENODEV, errno.ENOENT, errno.ENXIO)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a device should be like. None and False leave a thing alone."""
+
+    worker_cpus: tuple[int | None, ...]
+    groups: int = 128
+    placement: tuple[int, ...] | None = None  # default: dealt out in turn, as the engine starts
+    channels: int | None = None
+    without_rps: bool = False
+    table: bool = True
+    pin: bool = True
+
+    def wanted_placement(self) -> tuple[int, ...]:
+        if self.placement is not None:
+            return self.placement
+        return tuple(group % len(self.worker_cpus) for group in range(self.groups))
+
+
+def plan(facts: Facts, wish: Wish, *, root: Path = Path("/")) -> list[Change]:
+    """The changes that lead from `facts` to `wish`. Reads only."""
+    if not facts.present:
+        raise ConfigError(f"there is no device {facts.device}", code="nic_device", hint="`ip link` shows the devices")
+    changes = _channel_changes(facts, wish)
+    if facts.no_table() is None:
+        changes += _hash_changes(facts)
+    if wish.without_rps:
+        changes += _rps_changes(DeviceFiles(facts.device, root))
+    if wish.pin and facts.no_table() is None:
+        changes += _pin_changes(facts, wish)
+        changes += _xps_changes(DeviceFiles(facts.device, root), wish)
+    if wish.table and facts.no_table() is None:
+        changes.append(_table_change(facts, wish))
+    return changes
+
+
+def _channel_changes(facts: Facts, wish: Wish) -> list[Change]:
+    channels = facts.channels
+    if wish.channels is None or channels is None:
+        return []
+    name = "combined" if channels.max_combined else "rx"
+    now, most = getattr(channels, name), channels.max_receive
+    wanted = min(wish.channels, most)
+    return [Change(f"{facts.device} channels {name}", str(now), str(wanted))] if wanted != now else []
+
+
+def _hash_changes(facts: Facts) -> list[Change]:
+    changes = []
+    if facts.flags.get("rxhash") is False:
+        changes.append(Change(f"{facts.device} flag rxhash", "off", "on"))
+    for flow, names in facts.hash_fields.items():
+        if names is not None and names != FOUR_TUPLE:
+            changes.append(Change(f"{facts.device} hash {flow}", ",".join(names), ",".join(FOUR_TUPLE)))
+    return changes
+
+
+def _rps_changes(files: DeviceFiles) -> list[Change]:
+    changes = [Change(f"{files.name} {queue} rps_cpus", format_cpus(cpus), "") for queue, cpus in files.rps().items()]
+    if files.rps_flows():
+        for queue in files.queue_names("rx"):
+            now = (files.folder / "queues" / queue / "rps_flow_cnt").read_text().strip()
+            if now != "0":
+                changes.append(Change(f"{files.name} {queue} rps_flow_cnt", now, "0"))
+    return changes
+
+
+def _pin_changes(facts: Facts, wish: Wish) -> list[Change]:
+    """Queue i to the core of worker i; queues without a worker of their own get no entry of the table."""
+    changes = []
+    for queue, irq in sorted(facts.queue_irq.items()):
+        cpu = wish.worker_cpus[queue] if queue < len(wish.worker_cpus) else None
+        now = facts.queue_cpus.get(queue)
+        if cpu is not None and now is not None and now != (cpu,):
+            changes.append(Change(f"irq {irq} cpus", format_cpus(now), str(cpu)))
+    return changes
+
+
+def _xps_changes(files: DeviceFiles, wish: Wish) -> list[Change]:
+    """Acknowledgements leave by the queue of the core that makes them. Only where there is a choice of queues."""
+    queues = files.xps()
+    if len(queues) < 2 or any(cpus is None for cpus in queues.values()):
+        return []
+    changes = []
+    for index, (queue, now) in enumerate(queues.items()):
+        cpu = wish.worker_cpus[index] if index < len(wish.worker_cpus) else None
+        if cpu is not None and now is not None and now != (cpu,):
+            changes.append(Change(f"{files.name} {queue} xps_cpus", format_cpus(now), str(cpu)))
+    return changes
+
+
+def _table_change(facts: Facts, wish: Wish) -> Change:
+    usable = min(facts.queues, len(wish.worker_cpus))
+    wanted = entries_for(wish.wanted_placement(), len(facts.table), usable)
+    return Change(f"{facts.device} table", format_table(facts.table), format_table(tuple(wanted)))
+
+
+def needed(changes: Sequence[Change]) -> list[Change]:
+    """Without those that only write again what is there."""
+    return [change for change in changes if change.old != change.new]
+
+
+def script(changes: Sequence[Change], settings: Settings, device: str) -> str:
+    """The plan for /bin/sh, and how to take it back."""
+    lines = ["#!/bin/sh", f"# flexstream nic plan {device}", "set -e"]
+    lines += [settings.shell(change.where, change.new) for change in changes]
+    lines.append("# To take it back:")
+    lines += [f"#   {settings.shell(change.where, change.old)}" for change in reversed(changes)]
+    return "\n".join(lines) + "\n"
+
+
+class Applied:
+    """Changes made, each noted in the journal before it was made.
+
+    Not thread-safe: one thread changes a device.
+    """
+
+    def __init__(self, settings: Settings, journal: Journal) -> None:
+        self._settings = settings
+        self._journal = journal
+        self._latest: dict[str, Change] = {change.where: change for change in journal.changes}
+
+    def changes(self) -> tuple[Change, ...]:
+        """One per setting: from its first value to its latest."""
+        return tuple(change for change in self._latest.values() if change.old != change.new)
+
+    def change(self, change: Change) -> None:
+        """Note, then write, also when old and new are equal. Raises ConfigError; then the value is as it was."""
+        known = self._latest.get(change.where)
+        first = change.old if known is None else known.old
+        self._journal.record(Change(change.where, first, change.new))
+        try:
+            self._settings.write(change.where, change.new)
+        except FlexStreamError:
+            if known is None:
+                self._forget_if_unchanged(change.where, first)
+            raise
+        self._latest[change.where] = Change(change.where, first, change.new)
+
+    def _forget_if_unchanged(self, where: str, first: str) -> None:
+        """A refused change needs no undoing, if it really left no trace."""
+        with contextlib.suppress(FlexStreamError):
+            if self._settings.read(where) == first:
+                self._journal.keep([change for change in self._journal.changes if change.where != where], empty=True)
+
+    def forget_unchanged(self) -> None:
+        """Settings that were only written again need no undoing; without any other the journal goes."""
+        changed = {change.where for change in self.changes()}
+        self._journal.keep(change for change in self._journal.changes if change.where in changed)
+
+    def undo(self) -> None:
+        """Newest first. What could not be undone stays in the journal, and is raised."""
+        left, problems = undo(self._journal.changes, self._settings)
+        self._latest = {change.where: change for change in left}
+        self._journal.keep(left)
+        if problems:
+            raise ConfigError(
+                f"not everything could be put back: {'; '.join(problems)}",
+                code="nic_undo",
+                hint="`flexstream nic undo` tries again; `flexstream nic show` shows what is set",
+            )
+
+
+def undo(changes: Sequence[Change], settings: Settings) -> tuple[list[Change], list[str]]:
+    """Put the old values back, newest first. Returns what is left to undo, and why."""
+    left: list[Change] = []
+    problems: list[str] = []
+    for change in reversed(changes):
+        try:
+            _put_back(change, settings)
+        except FlexStreamError as error:
+            if getattr(error, "error", None) in GONE:
+                log.info("%s needs no undoing: it is gone", change.where)
+                continue
+            left.insert(0, change)
+            problems.append(error.message)
+    channels_moved = any(" channels " in change.where for change in changes)
+    for change in changes if channels_moved else ():
+        if change.where.endswith(" table") and change not in left:
+            try:  # the driver may have dropped it with the channels
+                _put_back(change, settings)
+            except FlexStreamError as error:
+                log.warning("the table of %s could not be put back after its channels: %s", change.where, error)
+    return left, problems
+
+
+def _put_back(change: Change, settings: Settings) -> None:
+    if change.where.endswith(" table"):
+        old = parse_table(change.old)
+        queues = max(old, default=0) + 1
+        if old == tuple(entry % queues for entry in range(len(old))):
+            # The driver's own default, so that later channel changes spread it again; a driver whose default is
+            # another one gets the old table entry by entry.
+            settings.device(change.where.split()[0]).set_rss_default()
+            if settings.read(change.where) == change.old:
+                return
+    elif settings.read(change.where) == change.old:
+        return
+    settings.write(change.where, change.old)
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What `undo_journal` did with one journal."""
+
+    owner: str
+    undone: tuple[Change, ...]
+    left: tuple[Change, ...]
+    problems: tuple[str, ...]
+    stale: str | None = None
+
+
+def undo_journal(journal: Journal, settings: Settings) -> Undone:
+    """Undo what a journal says, or remove it where it speaks of another boot or device."""
+    stale = journal.origin.stale_reason(Origin.here(journal.origin.device))
+    if stale is not None:
+        journal.keep(())
+        return Undone(journal.owner, (), (), (), stale)
+    before = tuple(journal.changes)
+    left, problems = undo(before, settings)
+    journal.keep(left)
+    done = tuple(change for change in before if change not in left)
+    return Undone(journal.owner, done, tuple(left), tuple(problems))

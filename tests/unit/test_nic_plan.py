@@ -1,0 +1,195 @@
+"""Plans: desired against actual, in an order that can be applied; as a diff, a script, and taken back."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flexstream.errors import ConfigError
+from flexstream.nic.contract import Change
+from flexstream.nic.drift import differences, put_back
+from flexstream.nic.facts import Facts, read_facts
+from flexstream.nic.journal import Journal
+from flexstream.nic.plan import Applied, Wish, needed, plan, script, undo, undo_journal
+from flexstream.nic.rss_ioctl import EthtoolIoctl
+from flexstream.nic.rss_transport import RssTransport
+from flexstream.nic.settings import Settings, parse_table
+from tests.unit.played_device import PlayedDevice, machine_of
+
+
+def transport(device: PlayedDevice) -> RssTransport:
+    return RssTransport(device.name, ioctl=EthtoolIoctl(device.name, device.ioctl), way="ioctl")
+
+
+def read(device: PlayedDevice, root: Path) -> Facts:
+    if not root.exists():
+        machine_of(device, root)
+    return read_facts(device.name, root=root, transport=transport(device))
+
+
+def settings_of(device: PlayedDevice, root: Path) -> Settings:
+    def opened(name: str) -> RssTransport:
+        return RssTransport(name, ioctl=EthtoolIoctl(name, device.ioctl), way="ioctl")
+
+    return Settings(root, open_rss=opened)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+def test_channels_come_first_and_the_table_last_even_when_it_is_as_wanted(root: Path) -> None:
+    device = PlayedDevice(queues=2, table=[0, 1] * 64, hashed={1: 0x30, 5: 0xF0}, flags=0)
+    machine_of(device, root)
+    (root / "sys/class/net/eth0/queues/rx-1/rps_cpus").write_text("3\n")
+    (root / "sys/class/net/eth0/queues/rx-1/rps_flow_cnt").write_text("4096\n")
+    changes = plan(read(device, root), Wish((0, 1, 2, 3), channels=4, without_rps=True), root=root)
+    assert [change.where for change in changes] == [
+        "eth0 channels combined",
+        "eth0 flag rxhash",
+        "eth0 hash tcp4",
+        "eth0 rx-1 rps_cpus",
+        "eth0 rx-1 rps_flow_cnt",
+        "irq 25 cpus",
+        "irq 27 cpus",
+        "eth0 tx-0 xps_cpus",
+        "eth0 tx-1 xps_cpus",
+        "eth0 tx-2 xps_cpus",
+        "eth0 tx-3 xps_cpus",
+        "eth0 table",
+    ]
+    assert changes[0] == Change("eth0 channels combined", "2", "4")
+    assert changes[3] == Change("eth0 rx-1 rps_cpus", "0-1", "")
+
+
+def test_a_device_that_is_as_wanted_differs_in_nothing(root: Path) -> None:
+    device = PlayedDevice()
+    facts = read(device, root)
+    wish = Wish((0, 1, 2, 3), channels=4, without_rps=True)
+    settings = settings_of(device, root)
+    for change in plan(facts, wish, root=root):
+        settings.write(change.where, change.new)
+    again = plan(read(device, root), wish, root=root)
+    assert needed(again) == []
+    assert [change.where for change in again] == ["eth0 table"]
+
+
+def test_more_channels_than_the_device_has_are_not_asked_for(root: Path) -> None:
+    changes = plan(read(PlayedDevice(queues=2, max_queues=4), root), Wish((0,) * 16, channels=16), root=root)
+    assert changes[0] == Change("eth0 channels combined", "2", "4")
+
+
+def test_no_device_no_plan() -> None:
+    with pytest.raises(ConfigError, match="no device nosuch"):
+        plan(read_facts("nosuch"), Wish((0,)))
+
+
+def test_a_device_without_a_table_is_left_alone(root: Path) -> None:
+    assert plan(read(PlayedDevice(table=[]), root), Wish((0, 1)), root=root) == []
+
+
+def test_the_script_is_shell_and_says_how_to_take_it_back(root: Path) -> None:
+    device = PlayedDevice(queues=2, table=[0, 1] * 64, flags=0)
+    changes = plan(read(device, root), Wish((3, 2), channels=4), root=root)
+    text = script(changes, settings_of(device, root), "eth0")
+    assert "ethtool -L eth0 combined 4" in text
+    assert "ethtool -K eth0 rxhash on" in text
+    assert "echo 3 > /proc/irq/25/smp_affinity_list" in text
+    assert "echo 8 > /sys/class/net/eth0/queues/tx-0/xps_cpus" in text
+    assert "ethtool -X eth0 equal 2" in text
+    assert "#   ethtool -L eth0 combined 2" in text
+    subprocess.run(["sh", "-n"], input=text, text=True, check=True, timeout=20)
+
+
+def test_every_setting_has_a_shell_form() -> None:
+    settings = Settings()
+    shells = {
+        ("eth0 table", "0,0,1,1"): "flexstream nic set 'eth0 table' 0,0,1,1",
+        ("eth0 table", "0,1,0,1"): "ethtool -X eth0 equal 2",
+        ("eth0 key", "6d:5a"): "ethtool -X eth0 hkey 6d:5a",
+        ("eth0 hash tcp6", "src_ip,dst_ip,src_port,dst_port"): "ethtool -N eth0 rx-flow-hash tcp6 sdfn",
+        ("eth0 hash tcp4", "src_ip,dst_ip"): "ethtool -N eth0 rx-flow-hash tcp4 sd",
+        ("eth0 ring rx", "512"): "ethtool -G eth0 rx 512",
+        ("eth0 coalesce rx_usecs", "8"): "ethtool -C eth0 rx-usecs 8",
+        ("eth0 feature rx-gro", "off"): "ethtool -K eth0 rx-gro off",
+        ("eth0 rx-0 rps_cpus", ""): "echo 0 > /sys/class/net/eth0/queues/rx-0/rps_cpus",
+        ("eth0 rx-0 rps_flow_cnt", "0"): "echo 0 > /sys/class/net/eth0/queues/rx-0/rps_flow_cnt",
+        ("irq 7 cpus", "0-1"): "echo 0-1 > /proc/irq/7/smp_affinity_list",
+    }
+    assert {key: settings.shell(*key) for key in shells} == shells
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["", "eth0", "eth0 tables", "irq x cpus", "eth0 rx-0 ../../x", "eth0 channels more", "a b c d", "irq 5 cpus "],
+)
+def test_what_is_no_setting_is_refused(where: str) -> None:
+    with pytest.raises(ConfigError, match="no setting"):
+        Settings().read(where)
+
+
+def test_a_table_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no table"):
+        parse_table("0,x")
+
+
+def test_what_was_applied_is_undone_newest_first_from_the_journal_alone(root: Path, tmp_path: Path) -> None:
+    device = PlayedDevice(queues=2, table=[1, 0] * 64, flags=0)
+    before = read(device, root)
+    settings = settings_of(device, root)
+    applied = Applied(settings, Journal.create("lo", "apply", tmp_path))
+    for change in plan(before, Wish((3, 2, 1, 0), channels=4), root=root):
+        applied.change(change)
+    assert (device.queues, device.flags) == (4, 1 << 28)
+    left = Journal.read(next(tmp_path.glob("lo.*.jsonl")))
+    undone = undo_journal(left, settings)
+    assert undone.left == ()
+    assert undone.problems == ()
+    after = read(device, root)
+    assert differences(before, after) == []
+    assert (after.table, after.channels) == (before.table, before.channels)
+    assert list(tmp_path.glob("lo.*.jsonl")) == []
+
+
+def test_what_cannot_be_undone_stays_and_is_told(root: Path) -> None:
+    device = PlayedDevice()
+    machine_of(device, root)
+    settings = settings_of(device, root)
+    old = ",".join(["0", "0"] * 64)
+    changes = [Change("irq 25 cpus", "2", "1"), Change("eth0 table", old, ",".join(["3"] * 128))]
+    device.refuse = {0x47: 16, 0x39: 16}
+    left, problems = undo(changes, settings)
+    assert left == [changes[1]]
+    assert "EBUSY" in problems[0]
+    assert (root / "proc/irq/25/smp_affinity_list").read_text() == "2"
+
+
+def test_what_is_gone_needs_no_undoing(root: Path) -> None:
+    settings = settings_of(PlayedDevice(name="other"), root)
+    left, problems = undo([Change("irq 99 cpus", "0", "1"), Change("eth0 key", "00", "01")], settings)
+    assert (left, problems) == ([], [])
+
+
+def test_putting_back_ends_with_the_table_whatever_was_changed(root: Path) -> None:
+    device = PlayedDevice()
+    then = read(device, root)
+    device.key = bytes(40)
+    device.flags = 0
+    (root / "proc/irq/27/smp_affinity_list").write_text("1\n")
+    EthtoolIoctl("eth0", device.ioctl).set_channels(combined=2)
+    changes = put_back(then, read(device, root))
+    assert [change.where for change in changes] == [
+        "eth0 channels combined",
+        "eth0 flag rxhash",
+        "irq 27 cpus",
+        "eth0 key",
+        "eth0 table",
+    ]
+    settings = settings_of(device, root)
+    for change in changes:
+        settings.write(change.where, change.new)
+    assert differences(then, read(device, root)) == []
+    assert put_back(then, read(device, root)) == []

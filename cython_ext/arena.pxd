@@ -35,6 +35,14 @@ cdef struct Arena:
     void *chunks                  # allocator's list of what to unmap
 
 
+cdef inline uint64_t arena_size(uint64_t n) noexcept nogil:
+    """What a piece of n bytes takes."""
+    cdef uint64_t size = <uint64_t> 1 << ARENA_MIN_SHIFT
+    while size < n:
+        size *= 2
+    return size
+
+
 cdef bint arena_init(Arena *arena, uint64_t chunk_bytes, uint64_t cap, int wake_fd) noexcept nogil
 cdef void arena_destroy(Arena *arena) noexcept nogil
 cdef ArenaStatus arena_alloc(Arena *arena, uint64_t n, void **out) noexcept nogil

@@ -17,12 +17,17 @@ cdef enum Order:                  # Python -> worker, on the mailbox; what must 
     SWEEP = 13                    # ptr: Move: give the group's sessions and sockets to the new owner
     DRAIN_POINT = 14              # ptr: Move, on `feeds`: nothing of the group was fed behind it -> DRAINED
     ADVANCE = 15                  # group: what was deferred may go on
+    LEND = 16                     # ptr: Loan, to the owner: let another worker serve some connections of the group
+    RECALL = 17                   # ptr: Loan, to the borrower: give them back
 
 
 cdef enum PeerMessage:            # worker -> worker
     ADOPT = 1                     # ptr: Move: you own the group now; sessions, sockets and positions are inside
     DRAINED = 2                   # ptr: Move: my panes of the group; I have nothing more
-    SOCKET = 3                    # ptr: Connection: of a group that is yours
+    SOCKET = 3                    # ptr: Connection: of a group that is yours, or that you borrowed
+    BORROW = 4                    # ptr: Loan: serve these connections for me
+    SHARE = 5                     # ptr: Share: complete panes of what I borrowed, and how far they go
+    GIVE_BACK = 6                 # ptr: Loan: the connections again; all panes were sent before
 
 
 cdef enum Report:                 # worker -> Python, on the out ring

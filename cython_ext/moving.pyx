@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from flexstream.cython_ext.arena cimport arena_size
 from flexstream.cython_ext.decoder cimport FAULT_FENCED, FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
 from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, epoll_event, errno, send, write,
@@ -10,14 +11,15 @@ from flexstream.cython_ext.includes.linux cimport (
 from flexstream.cython_ext.includes.native cimport (
     fs_count, fs_fence, fs_fetch_sub, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
 )
-from flexstream.cython_ext.messages cimport ADOPT, DRAINED, SOCKET
-from flexstream.cython_ext.panes cimport Pane, PaneSet, Query, pane_bytes, panes_absorb, panes_reset, query_flush
+from flexstream.cython_ext.messages cimport ADOPT, BORROW, DRAINED, GIVE_BACK, SHARE, SOCKET
+from flexstream.cython_ext.panes cimport PaneSet, pane_bytes, panes_absorb, panes_reset, query_flush
 from flexstream.cython_ext.progress cimport (
     begin_advance, begin_revision, close_connection, detach, push_limbo,
 )
 from flexstream.cython_ext.ring cimport Message, Ring, ring_empty, ring_free_slots, ring_pop, ring_push
-from flexstream.cython_ext.shared cimport Flags, MovedQuery, MovedStream
-from flexstream.cython_ext.worker cimport SESSION_NONE, StreamState
+from flexstream.cython_ext.shared cimport Flags, Loan, MovedQuery, MovedStream, Share
+from flexstream.cython_ext.splitting cimport absorb_share, borrow, take_back
+from flexstream.cython_ext.worker cimport SESSION_NONE
 
 cdef enum:
     DEFERRED = 1                  # StreamState.deferred: revisions first,
@@ -46,6 +48,13 @@ cdef bint tell(WorkerState *worker, uint32_t target, uint32_t kind, void *ptr) n
     message.kind = kind
     message.ptr = ptr
     return ring_push(ring_to(worker, target), &message)
+
+
+cdef uint64_t ring_room(WorkerState *worker, uint32_t target) noexcept nogil:
+    """Messages that may be sent and still leave room for every move."""
+    cdef uint64_t free_slots = ring_free_slots(ring_to(worker, target))
+    cdef uint64_t moves = 2 * <uint64_t> worker.shared.groups
+    return free_slots - moves if free_slots > moves else 0
 
 
 cdef void quiescent(WorkerState *worker) noexcept nogil:
@@ -105,17 +114,21 @@ cdef void add_connection(WorkerState *worker, Connection *connection) noexcept n
 
 
 cdef void take_socket(WorkerState *worker, Connection *connection) noexcept nogil:
-    """Of the acceptor, or forwarded: serve it, keep it until the group is adopted, or send it to its owner."""
+    """Of the acceptor, or forwarded: serve it, keep it until the group is adopted, or send it to whoever serves it."""
     cdef StreamState *stream = worker.streams[connection.stream]
+    cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
     cdef uint32_t owner
-    if stream.owned[connection.group]:
+    if stream.borrowed[at] or (stream.owned[connection.group] and not stream.lent[at]):
         add_connection(worker, connection)
         return
-    owner = <uint32_t> fs_load_acquire(&worker.shared.placement[connection.group])
+    if stream.owned[connection.group]:
+        owner = stream.lent[at] - 1
+    else:
+        owner = <uint32_t> fs_load_acquire(&worker.shared.placement[connection.group])
     if owner == worker.index:
         connection.next = worker.parked
         worker.parked = connection
-    elif ring_free_slots(ring_to(worker, owner)) > 2 * worker.shared.groups:
+    elif ring_room(worker, owner):
         tell(worker, owner, SOCKET, connection)
         wake(worker, owner)
     else:
@@ -202,27 +215,27 @@ cdef void sweep(WorkerState *worker, Move *move) noexcept nogil:
     wake(worker, move.target)
 
 
+cdef uint64_t bytes_of_pane(const Query *query, const Pane *pane) noexcept nogil:
+    """In the arena, with all its parts."""
+    cdef uint64_t total = 0
+    while pane != NULL:
+        total += arena_size(pane_bytes(query)) + arena_size(pane.table.bytes)
+        pane = pane.also
+    return total
+
+
 cdef void count_panes(Move *move, const Query *query, const PaneSet *panes) noexcept nogil:
     cdef uint32_t i
     cdef const Pane *part
-    cdef uint64_t size
     if panes.panes != NULL:
-        move.bytes += size_in_arena(panes.capacity * sizeof(Pane *))
+        move.bytes += arena_size(panes.capacity * sizeof(Pane *))
     for i in range(panes.n):
+        move.bytes += bytes_of_pane(query, panes.panes[i])
         part = panes.panes[i]
         while part != NULL:
-            size = size_in_arena(pane_bytes(query)) + size_in_arena(part.table.bytes)
-            move.bytes += size
             move.panes += 1
             move.entries += part.table.used
             part = part.also
-
-
-cdef inline uint64_t size_in_arena(uint64_t n) noexcept nogil:
-    cdef uint64_t size = 128
-    while size < n:
-        size *= 2
-    return size
 
 
 cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
@@ -320,7 +333,8 @@ cdef bint absorb(WorkerState *worker, Move *move) noexcept nogil:
             if moved.absorbed:
                 continue
             query = query_of(worker.streams[s], moved.id)
-            if query != NULL and not panes_absorb(query, &worker.context, &query.sets[move.group], &moved.panes):
+            if query != NULL and not panes_absorb(query, &worker.context, &query.sets[move.group], moved.panes.panes,
+                                                  moved.panes.n, moved.panes.capacity, True):
                 return False
             moved.absorbed = True
     return True
@@ -341,6 +355,13 @@ cdef bint read_peer(WorkerState *worker) noexcept nogil:
                 move.drained = True
             elif message.kind == SOCKET:
                 take_socket(worker, <Connection *> message.ptr)
+            elif message.kind == BORROW:
+                borrow(worker, <Loan *> message.ptr)
+            elif message.kind == SHARE:
+                if not absorb_share(worker, <Share *> message.ptr):
+                    worker.share = <Share *> message.ptr
+            elif message.kind == GIVE_BACK:
+                take_back(worker, <Loan *> message.ptr)
             return True
     return False
 

@@ -148,7 +148,8 @@ cdef uint32_t pane_position(const PaneSet *panes, int64_t start) noexcept nogil
 cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_t start, Pane **out) noexcept nogil
 cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noexcept nogil
 cdef void pane_absorb(Query *query, Context *context, Pane *pane, Pane *other) noexcept nogil
-cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *other) noexcept nogil
+cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, Pane **others, uint32_t n_others,
+                       uint32_t others_capacity, bint theirs_first) noexcept nogil
 cdef void panes_reset(PaneSet *panes) noexcept nogil
 cdef bint next_due(Query *query, PaneSet *panes, int64_t watermark, int64_t *end) noexcept nogil
 cdef int64_t first_open_end(Query *query, PaneSet *panes) noexcept nogil

@@ -152,10 +152,11 @@ cdef void pane_absorb(Query *query, Context *context, Pane *pane, Pane *other) n
     pane.also = other
 
 
-cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *other) noexcept nogil:
-    """Take the panes of another worker's set by pointer. False: no memory yet, nothing changed; try again.
+cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, Pane **others, uint32_t n_others,
+                       uint32_t others_capacity, bint theirs_first) noexcept nogil:
+    """Take the panes of another worker by pointer. False: no memory yet, nothing changed; try again.
 
-    Where both have a pane, the other's stays, with what its windows have fired, and ours becomes a part of it.
+    Where both have a pane, one becomes a part of the other: the first is the one of whoever has fired its windows.
     """
     cdef Pane **merged
     cdef void *memory
@@ -163,25 +164,25 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *
     cdef uint32_t capacity = 16
     cdef uint32_t mine = 0
     cdef uint32_t theirs = 0
-    if other.n == 0:
-        if other.panes != NULL:
-            arena_release(context.arena, other.panes, other.capacity * sizeof(Pane *))
+    if n_others == 0:
+        if others != NULL:
+            arena_release(context.arena, others, others_capacity * sizeof(Pane *))
         return True
-    while capacity < panes.n + other.n:
+    while capacity < panes.n + n_others:
         capacity *= 2
     if arena_alloc(context.arena, capacity * sizeof(Pane *), &memory) != ARENA_OK:
         return False
     merged = <Pane **> memory
-    while mine < panes.n or theirs < other.n:
-        if mine == panes.n or (theirs < other.n and other.panes[theirs].start < panes.panes[mine].start):
-            merged[n] = other.panes[theirs]
+    while mine < panes.n or theirs < n_others:
+        if mine == panes.n or (theirs < n_others and others[theirs].start < panes.panes[mine].start):
+            merged[n] = others[theirs]
             theirs += 1
-        elif theirs == other.n or panes.panes[mine].start < other.panes[theirs].start:
+        elif theirs == n_others or panes.panes[mine].start < others[theirs].start:
             merged[n] = panes.panes[mine]
             mine += 1
         else:
-            merged[n] = other.panes[theirs]
-            pane_absorb(query, context, merged[n], panes.panes[mine])
+            merged[n] = others[theirs] if theirs_first else panes.panes[mine]
+            pane_absorb(query, context, merged[n], panes.panes[mine] if theirs_first else others[theirs])
             mine += 1
             theirs += 1
             fs_count(&query.counters.open_panes, -<uint64_t> 1)
@@ -189,8 +190,8 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *
         n += 1
     if panes.panes != NULL:
         arena_release(context.arena, panes.panes, panes.capacity * sizeof(Pane *))
-    arena_release(context.arena, other.panes, other.capacity * sizeof(Pane *))
-    fs_count(&query.counters.open_panes, other.n)
+    arena_release(context.arena, others, others_capacity * sizeof(Pane *))
+    fs_count(&query.counters.open_panes, n_others)
     panes.panes = merged
     panes.n = n
     panes.capacity = capacity

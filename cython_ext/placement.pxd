@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from flexstream.cython_ext.shared cimport Flags, Move, Shared
+from flexstream.cython_ext.shared cimport Flags, Loan, Move, Shared
 
 
 cdef class Placement:
@@ -19,3 +19,10 @@ cdef class MoveHandle:
     cdef readonly int source
     cdef readonly int target
     cdef readonly object number
+
+
+cdef class LoanHandle:
+    cdef Loan *loan
+    cdef readonly int group
+    cdef readonly int owner
+    cdef readonly int borrower

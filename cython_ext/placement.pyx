@@ -11,9 +11,11 @@ from flexstream.cython_ext.includes.linux cimport close, poll
 from flexstream.cython_ext.includes.native cimport (
     fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
 )
-from flexstream.cython_ext.messages cimport ADOPT, SOCKET
+from flexstream.cython_ext.messages cimport ADOPT, BORROW, GIVE_BACK, SOCKET
 from flexstream.cython_ext.ring cimport Message, ring_free, ring_init, ring_pop
-from flexstream.cython_ext.shared cimport MAX_WORKERS, Connection, Flags, Move, MovedQuery, MovedStream, Ring, Shared
+from flexstream.cython_ext.shared cimport (
+    MAX_WORKERS, Connection, Flags, LentStream, Loan, Move, MovedQuery, MovedStream, Ring, Shared,
+)
 from flexstream.cython_ext.streams cimport zeroed
 
 
@@ -150,6 +152,8 @@ cdef class Placement:
                     connection.next = NULL
                 elif message.kind == ADOPT:
                     connection = (<Move *> message.ptr).connections
+                elif message.kind == BORROW or message.kind == GIVE_BACK:
+                    connection = (<Loan *> message.ptr).connections
                 while connection != NULL:
                     following = connection.next
                     close(connection.fd)
@@ -195,13 +199,7 @@ cdef class MoveHandle:
 
     def arrived(self, double timeout):
         """Wait until the new owner has everything. False: not yet, after `timeout` seconds."""
-        cdef uint64_t until = fs_now_ns() + <uint64_t> (timeout * 1e9)
-        cdef int pause_ms = 0
-        with nogil:
-            while not fs_load_acquire(&self.move.done) and fs_now_ns() < until:
-                poll(NULL, 0, pause_ms)
-                pause_ms = 1 if fs_now_ns() + 1000000 < until else 0
-        return fs_load_acquire(&self.move.done) != 0
+        return wait_for(&self.move.done, timeout)
 
     def facts(self):
         """What went over and when. Only when it has arrived."""
@@ -215,6 +213,57 @@ cdef class MoveHandle:
             "drained_ns": self.move.drained_ns,
             "absorbed_ns": self.move.absorbed_ns,
         }
+
+
+cdef class LoanHandle:
+    """The parcel of a split, or of its end."""
+
+    def __cinit__(self, int group, int owner, int borrower, int share, list queries_of_streams, int max_sessions):
+        cdef size_t n = len(queries_of_streams)
+        cdef size_t i
+        self.group, self.owner, self.borrower = group, owner, borrower
+        self.loan = <Loan *> zeroed(sizeof(Loan))
+        self.loan.group = group
+        self.loan.owner = owner
+        self.loan.borrower = borrower
+        self.loan.share = share
+        self.loan.n_streams = n
+        self.loan.streams = <LentStream *> zeroed(n * sizeof(LentStream))
+        for i in range(n):
+            self.loan.streams[i].lent = <uint8_t *> zeroed(max_sessions)
+            self.loan.streams[i].session_watermark = <int64_t *> zeroed(max_sessions * 8)
+            self.loan.streams[i].next_row = <uint64_t *> zeroed(max_sessions * 8)
+            self.loan.streams[i].queries = <MovedQuery *> zeroed(queries_of_streams[i] * sizeof(MovedQuery))
+
+    def __dealloc__(self):
+        cdef size_t i
+        if self.loan != NULL:
+            for i in range(self.loan.n_streams):
+                free(self.loan.streams[i].lent)
+                free(self.loan.streams[i].session_watermark)
+                free(self.loan.streams[i].next_row)
+                free(self.loan.streams[i].queries)
+            free(self.loan.streams)
+            free(self.loan)
+
+    def done(self, double timeout):
+        """Wait until the split stands, or has ended. False: not yet, after `timeout` seconds."""
+        return wait_for(&self.loan.done, timeout)
+
+    @property
+    def connections(self):
+        """How many went over. Only when it is done."""
+        return self.loan.n_connections
+
+
+cdef bint wait_for(uint64_t *word, double timeout):
+    cdef uint64_t until = fs_now_ns() + <uint64_t> (timeout * 1e9)
+    cdef int pause_ms = 0
+    with nogil:
+        while not fs_load_acquire(word) and fs_now_ns() < until:
+            poll(NULL, 0, pause_ms)
+            pause_ms = 1 if fs_now_ns() + 1000000 < until else 0
+    return fs_load_acquire(word) != 0
 
 
 cdef void wait_a_little() noexcept nogil:

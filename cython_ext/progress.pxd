@@ -27,6 +27,7 @@ cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, c
                      size_t n) noexcept nogil
 cdef void begin_advance(WorkerState *worker, StreamState *stream, uint32_t group, uint32_t end) noexcept nogil
 cdef void begin_revision(WorkerState *worker, StreamState *stream, uint32_t group) noexcept nogil
+cdef void note_session(StreamState *stream, uint32_t slot, uint32_t group, int64_t watermark) noexcept nogil
 cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot, uint32_t group,
                         int64_t watermark) noexcept nogil
 cdef void detach(WorkerState *worker, Connection *connection) noexcept nogil

@@ -18,6 +18,7 @@ from flexstream.cython_ext.panes cimport (
 )
 from flexstream.cython_ext.ring cimport Message, ring_push
 from flexstream.cython_ext.shared cimport Connection
+from flexstream.cython_ext.splitting cimport contribute
 from flexstream.cython_ext.worker cimport (
     SESSION_IS_IDLE, SESSION_LIVE, Advance, Item, StreamState, WorkerState,
 )
@@ -131,6 +132,7 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
 cdef int64_t group_minimum(const StreamState *stream, uint32_t group) noexcept nogil:
     """The least watermark of the sessions that count. NO_WATERMARK: hold."""
     cdef const int64_t *watermarks = stream.session_watermark + <size_t> group * stream.max_sessions
+    cdef const uint32_t *lent = stream.lent + <size_t> group * stream.max_sessions
     cdef int64_t least = END_OF_STREAM
     cdef bint any_ended = False
     cdef bint any_idle = False
@@ -138,7 +140,7 @@ cdef int64_t group_minimum(const StreamState *stream, uint32_t group) noexcept n
     if stream.hold:
         return NO_WATERMARK
     for slot in range(stream.slots_high):
-        if stream.session_state[slot] == SESSION_LIVE:
+        if stream.session_state[slot] == SESSION_LIVE or (stream.session_state[slot] == SESSION_IS_IDLE and lent[slot]):
             if watermarks[slot] == END_OF_STREAM:
                 any_ended = True
             elif watermarks[slot] < least:
@@ -197,6 +199,8 @@ cdef Step run_advance(WorkerState *worker) noexcept nogil:
     while advance.group < advance.end:
         if not advance.started:
             if not stream.owned[advance.group]:
+                if stream.borrows[advance.group] and not contribute(worker, stream, advance.group, False):
+                    return STEP_WAIT
                 advance.group += 1
                 continue
             if owed(worker, advance.group):
@@ -227,19 +231,24 @@ cdef Step run_advance(WorkerState *worker) noexcept nogil:
     return STEP_DONE
 
 
-cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot, uint32_t group,
-                        int64_t watermark) noexcept nogil:
-    """The session promises no earlier row in the group.
-
-    It is noted for groups of other workers too: one of them may be adopted here before its old owner has read the
-    same order, and then nobody else would know.
-    """
+cdef void note_session(StreamState *stream, uint32_t slot, uint32_t group, int64_t watermark) noexcept nogil:
     cdef int64_t *current = &stream.session_watermark[<size_t> group * stream.max_sessions + slot]
     if watermark <= current[0]:
         return
     fs_store_relaxed(<uint64_t *> current, <uint64_t> watermark)
     if watermark == END_OF_STREAM and stream.owned[group]:
         stream.ends_due[group] = 1
+
+
+cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot, uint32_t group,
+                        int64_t watermark) noexcept nogil:
+    """The session promises no earlier row in the group.
+
+    It is noted for groups of other workers too: one of them may be adopted here before its old owner has read the
+    same order, and then nobody else would know. For a connection that was lent the borrower says it, behind its rows.
+    """
+    if not stream.lent[<size_t> group * stream.max_sessions + slot]:
+        note_session(stream, slot, group, watermark)
 
 
 # Connections

@@ -14,7 +14,7 @@ Who writes what
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 
 from flexstream.cython_ext.decoder cimport Decoder
-from flexstream.cython_ext.panes cimport PaneSet
+from flexstream.cython_ext.panes cimport Pane, PaneSet
 from flexstream.cython_ext.ring cimport Ring
 
 cdef enum:
@@ -95,3 +95,45 @@ cdef struct Move:                 # made and freed by the mover; in between it b
     bint drained                  # B has read DRAINED
     uint64_t done                 # nobody owes the group anything, what was due has fired: the mover may free it
     Move *next                    # in the list of the worker that has it
+
+
+cdef struct LentStream:           # of the connections of one stream
+    uint8_t *lent                 # [max_sessions]
+    int64_t *session_watermark
+    uint64_t *next_row
+    uint32_t n_queries
+    MovedQuery *queries           # positions
+
+
+cdef struct Loan:                 # a split, or its end: made and freed by the mover, like a Move
+    uint64_t id
+    uint32_t group
+    uint32_t owner
+    uint32_t borrower
+    uint32_t n_streams
+    uint64_t share                # of the group's rows that the borrower should get, in percent
+    LentStream *streams
+    Connection *connections
+    uint64_t n_connections
+    uint64_t done
+    Loan *next
+
+
+cdef struct SharedQuery:
+    uint64_t id
+    Pane **panes
+    uint32_t n
+    uint32_t capacity
+
+
+cdef struct Share:                # complete panes and the watermarks behind them; in the borrower's arena, then the owner's
+    uint64_t bytes                # of the Share itself
+    uint64_t state_bytes          # of the panes
+    uint32_t stream
+    uint32_t group
+    uint32_t n_slots
+    uint32_t n_queries
+    uint32_t taken                # queries whose panes the owner has
+    SharedQuery *queries
+    uint32_t *slots
+    int64_t *watermarks

@@ -25,7 +25,7 @@ from flexstream.cython_ext.murmur3 cimport KeySpec
 from flexstream.cython_ext.panes cimport Context, Query
 from flexstream.cython_ext.program cimport Scratch
 from flexstream.cython_ext.ring cimport Message, Ring
-from flexstream.cython_ext.shared cimport Connection, Flags, Move, Shared
+from flexstream.cython_ext.shared cimport Connection, Flags, Loan, Move, Share, Shared
 
 cdef enum:
     MAX_STREAMS = 64
@@ -54,6 +54,10 @@ cdef struct StreamState:
     int64_t *session_watermark    # [groups * max_sessions]
     uint64_t *next_row            # [groups * max_sessions]
     Connection **connection       # [groups * max_sessions]
+    uint32_t *lent                # [groups * max_sessions] 1 + the worker that serves the connection for the owner
+    uint8_t *borrowed             # [groups * max_sessions] served here, for the owner
+    uint32_t *borrows             # [groups] how many of these there are
+    int64_t *shared_until         # [groups] the watermark that the owner was told last
     uint8_t *counted              # [groups * max_sessions] the session's end in the group is counted
     uint8_t *session_state        # [max_sessions]
     uint64_t *seen_ns             # [max_sessions] when the session was last heard of; read by Python
@@ -110,6 +114,8 @@ cdef struct WorkerState:
     uint8_t *awaiting             # [groups] adopted, and DRAINED is not here yet
     Move *adopting                # moves to here that are not settled
     Connection *held_sockets      # to be forwarded: the ring was full
+    Share *share                  # read, and there was no memory for it yet: the rings wait
+    Loan *recalled                # to be given back, and there was no memory for the last share yet
     Connection *parked            # of groups that will be adopted here
     uint64_t sleeping
     uint64_t reader_sleeping

@@ -20,12 +20,12 @@ from flexstream.cython_ext.includes.native cimport (
 )
 from flexstream.cython_ext.messages cimport (
     ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CONNECTION_CLOSED, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD,
-    LATE_BLOCK,
-    MARKER_SEEN, PING, PONG, QUERY_GONE, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE,
+    LATE_BLOCK, LEND,
+    MARKER_SEEN, PING, PONG, QUERY_GONE, RECALL, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE,
     SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, SWEEP,
 )
 from flexstream.cython_ext.panes cimport Query
-from flexstream.cython_ext.placement cimport MoveHandle, Placement
+from flexstream.cython_ext.placement cimport LoanHandle, MoveHandle, Placement
 from flexstream.cython_ext.program cimport Scratch
 from flexstream.cython_ext.queries cimport QueryState
 from flexstream.cython_ext.ring cimport (
@@ -259,6 +259,14 @@ cdef class Worker:
     def drain_point(self, MoveHandle move):
         """Behind `sweep`, and behind the last rows of the group that were fed to this worker."""
         self.post_behind(order(DRAIN_POINT, 0, 0, 0, move.move))
+
+    def split(self, LoanHandle loan):
+        """Split the group: the borrower serves some of its connections. Keep the handle until it is `done`."""
+        self.post(order(LEND, 0, 0, 0, loan.loan))
+
+    def recall(self, LoanHandle loan):
+        """To the borrower: give all connections of the group back. Keep the handle until it is `done`."""
+        self.post(order(RECALL, 0, 0, 0, loan.loan))
 
     def advance(self, int stream, int group):
         """What was deferred while the group was flagged may go on."""

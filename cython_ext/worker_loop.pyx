@@ -14,8 +14,9 @@ from flexstream.cython_ext.includes.native cimport (
     fs_thread_cpu_ns, fs_thread_id,
 )
 from flexstream.cython_ext.messages cimport (
-    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD, PING, PONG,
-    QUERY_GONE, REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, SWEEP,
+    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD, LEND, PING, PONG,
+    QUERY_GONE, RECALL, REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK,
+    SWEEP,
 )
 from flexstream.cython_ext.moving cimport (
     drain, forward_held, give_back_sockets, next_due_advance, peers_wait, quiescent, read_peer, sweep, take_socket,
@@ -26,7 +27,8 @@ from flexstream.cython_ext.progress cimport (
     raise_session, report, send_ack, worker_progress,
 )
 from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free_slots, ring_pop
-from flexstream.cython_ext.shared cimport Connection, Move
+from flexstream.cython_ext.shared cimport Connection, Loan, Move
+from flexstream.cython_ext.splitting cimport absorb_share, give_back, lend
 from flexstream.cython_ext.worker cimport (
     MAX_QUERIES, SESSION_IS_IDLE, SESSION_LIVE, SESSION_NONE, StreamState, WorkerState,
 )
@@ -70,6 +72,13 @@ cdef void drop_query(WorkerState *worker, StreamState *stream, Query *query) noe
     report(worker, QUERY_GONE, stream.index, 0, query, 0, query.id)
 
 
+cdef inline void forget_loan(StreamState *stream, uint32_t group, size_t at) noexcept nogil:
+    stream.lent[at] = 0
+    if stream.borrowed[at]:
+        stream.borrowed[at] = 0
+        stream.borrows[group] -= 1
+
+
 cdef void register_session(StreamState *stream, uint32_t slot, uint64_t now) noexcept nogil:
     cdef uint32_t g
     cdef size_t at
@@ -79,6 +88,7 @@ cdef void register_session(StreamState *stream, uint32_t slot, uint64_t now) noe
         stream.next_row[at] = 0
         stream.connection[at] = NULL
         stream.counted[at] = 0
+        forget_loan(stream, g, at)
     stream.session_state[slot] = SESSION_LIVE
     fs_store_relaxed(&stream.seen_ns[slot], now)
     if slot >= stream.slots_high:
@@ -95,6 +105,7 @@ cdef void free_session(WorkerState *worker, StreamState *stream, uint32_t slot) 
                 stream.connection[at] = NULL        # it said EOS: closing is the producer's turn
             else:
                 close_connection(worker, stream.connection[at], FAULT_NO_SESSION)
+        forget_loan(stream, g, at)
     stream.session_state[slot] = SESSION_NONE
 
 
@@ -156,6 +167,11 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
         sweep(worker, <Move *> order.ptr)
     elif order.kind == DRAIN_POINT:
         drain(worker, <Move *> order.ptr)
+    elif order.kind == LEND:
+        lend(worker, <Loan *> order.ptr)
+    elif order.kind == RECALL:
+        (<Loan *> order.ptr).next = worker.recalled
+        worker.recalled = <Loan *> order.ptr
     elif order.kind == ADVANCE:
         if order.value:
             begin_revision(worker, stream, order.group)
@@ -299,12 +315,26 @@ cdef Step run_mailbox(WorkerState *worker, uint64_t now) noexcept nogil:
 
 cdef Step run_peers(WorkerState *worker, uint64_t now) noexcept nogil:
     """What other workers sent, each message behind the orders that were posted before it was sent."""
-    while peers_wait(worker):
+    cdef Loan *recalled
+    while worker.share != NULL or peers_wait(worker):
         if run_mailbox(worker, now) == STEP_WAIT:
             return STEP_WAIT
         if not ring_empty(&worker.mailbox):
             return STEP_DONE                # no room for reports: later
-        read_peer(worker)
+        if worker.share == NULL:
+            read_peer(worker)
+        elif absorb_share(worker, worker.share):
+            worker.share = NULL
+        else:
+            return STEP_DONE
+        if work_off(worker) == STEP_WAIT:
+            return STEP_WAIT
+    while worker.recalled != NULL:
+        recalled = worker.recalled
+        worker.recalled = recalled.next     # once given back it is not ours to read
+        if not give_back(worker, recalled):
+            worker.recalled = recalled
+            break
     if worker.held_sockets != NULL:
         forward_held(worker)
     while worker.adopting != NULL and next_due_advance(worker):
@@ -423,7 +453,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
             fs_store_relaxed(&worker.cpu_ns, fs_thread_cpu_ns())
         if worker.busy_poll or worker.stopping or orders_wait(worker) or feeds_wait(worker) or served > 0:
             timeout_ms = 0
-        elif worker.adopting != NULL or worker.held_sockets != NULL:
+        elif worker.adopting != NULL or worker.held_sockets != NULL or worker.share != NULL or worker.recalled != NULL:
             timeout_ms = 1
         else:
             timeout_ms = ACK_TICK_MS if acks_wait or any_unacked(worker) else IDLE_TICK_MS

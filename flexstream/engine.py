@@ -188,9 +188,8 @@ class Engine:
         """Start a query; it sees the rows that come from now on. Its stream is added if it is not known yet."""
         bound = query.bound()
         lowered = lower(bound)
-        with self._catalog, self._lock:
+        with self._changing_queries(), self._lock:
             self._check_open()
-            self._catalog_settled = False
             if query.name in self._queries:
                 raise EngineError(
                     f"query {query.name!r} is running already",
@@ -229,9 +228,8 @@ class Engine:
 
     def cancel(self, name: str) -> None:
         """Stop a query. Windows that have not fired are dropped; its result log stays on disk."""
-        with self._catalog, self._lock:
+        with self._changing_queries(), self._lock:
             self._check_open()
-            self._catalog_settled = False
             running = self._running(name)
             del self._queries[name]
             for worker, state in zip(self.workers, running.states, strict=True):
@@ -362,6 +360,14 @@ class Engine:
         """Move groups to workers, {group: worker}, while rows arrive. Returns when they are settled there."""
         self._check_open()
         return self.mover.move(targets, reason)
+
+    @contextlib.contextmanager
+    def _changing_queries(self) -> Iterator[None]:
+        with self._catalog:
+            if not self._closed:
+                self.mover.unsplit_all()
+            self._catalog_settled = False
+            yield
 
     def _queries_of_streams(self) -> list[int]:
         return [sum(q.stream is s for q in self._by_number.values()) for s in self._by_index]

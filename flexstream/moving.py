@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexstream.cython_ext.placement import MoveHandle, Placement
+from flexstream.cython_ext.placement import LoanHandle, MoveHandle, Placement
 from flexstream.cython_ext.worker import now_ns
 from flexstream.errors import EngineError
 
@@ -58,6 +58,24 @@ class GroupMove:
         }
 
 
+@dataclass(frozen=True)
+class Split:
+    """A group whose connections are served by two workers; the owner merges and fires."""
+
+    group: int
+    owner: int
+    borrower: int
+    connections: int
+
+    def to_dict(self) -> dict[str, int]:
+        return {
+            "group": self.group,
+            "owner": self.owner,
+            "borrower": self.borrower,
+            "connections": self.connections,
+        }
+
+
 class Mover:
     """Moves groups for one engine: one batch of moves at a time, any number of groups in it.
 
@@ -88,6 +106,8 @@ class Mover:
         self._under_way: dict[int, GroupMove] = {}
         self._numbers = 0
         self._stopping = False
+        self._loans: dict[int, Split] = {}
+        self._stuck: list[Any] = []  # parcels that a worker may still have
         self.moved = 0
         self.nic_errors = 0
         self.history: deque[GroupMove] = deque(maxlen=HISTORY)
@@ -100,16 +120,84 @@ class Mover:
         point; then nothing has moved.
         """
         self._check(targets)
-        with self._one_at_a_time, self._catalog:
+        with self._catalog, self._one_at_a_time:
             if self._stopping:
                 raise EngineError("the engine is stopping: nothing moves any more", code="closed")
-            self._finish(list(self._under_way.values()), timeout)
+            self._finish(self.under_way(), timeout)
+            self._unsplit(targets, timeout)
             owners = self._placement.owners()
             moves = [self._new(g, owners[g], w, reason) for g, w in sorted(targets.items()) if owners[g] != w]
             if moves:
                 self._settle_catalog(timeout)
                 self._run(moves, timeout)
             return moves
+
+    # -- splits
+
+    def split(self, group: int, borrower: int, share: int = 50, timeout: float = SETTLE_S) -> Split:
+        """Let `borrower` serve connections with about `share` percent of the group's rows, beside the owner.
+
+        Raises EngineError: the group is split already, or has fewer than two connections: a connection is served by
+        one worker only.
+        """
+        self._check({group: borrower})
+        with self._catalog, self._one_at_a_time:
+            self._finish(self.under_way(), timeout)
+            owner = self._placement.owner(group)
+            if group in self._loans or borrower == owner:
+                raise EngineError(
+                    f"group {group} cannot be split to worker {borrower}: "
+                    + ("it is split already" if group in self._loans else "that is its owner"),
+                    code="not_split",
+                )
+            self._settle_catalog(timeout)
+            if not self._placement.grace(self._placement.publish([group], ()), GRACE_S):
+                raise self._unsplit_error(group, "a worker did not come to a quiescent point")
+            loan = self._loan(group, owner, borrower, share)
+            self._workers[owner].split(loan)
+            if not loan.done(timeout):
+                self._stuck.append(loan)
+                raise self._unsplit_error(group, f"worker {borrower} has not answered after {timeout:g} s")
+            if loan.connections == 0:
+                raise self._unsplit_error(
+                    group,
+                    "it has not two connections that could be served apart: one connection is one worker's",
+                )
+            self._loans[group] = Split(group, owner, borrower, loan.connections)
+            return self._loans[group]
+
+    def _loan(self, group: int, owner: int, borrower: int, share: int) -> Any:
+        return LoanHandle(group, owner, borrower, share, self._queries_of_streams(), self._max_sessions)
+
+    def _unsplit_error(self, group: int, why: str) -> EngineError:
+        self._placement.grace(self._placement.publish((), [group]), GRACE_S)
+        return EngineError(f"group {group} cannot be split: {why}", code="not_split")
+
+    def unsplit(self, group: int, timeout: float = SETTLE_S) -> None:
+        """The owner serves all connections of the group again. A group that is not split stays as it is."""
+        with self._catalog, self._one_at_a_time:
+            self._unsplit([group], timeout)
+
+    def unsplit_all(self, timeout: float = SETTLE_S) -> None:
+        """Before streams and queries change: a borrower and an owner have the same ones."""
+        with self._catalog, self._one_at_a_time:
+            self._unsplit(list(self._loans), timeout)
+
+    def _unsplit(self, groups: Iterable[int], timeout: float) -> None:
+        for group in [group for group in groups if group in self._loans]:
+            split = self._loans[group]
+            loan = self._loan(group, split.owner, split.borrower, 0)
+            self._workers[split.borrower].recall(loan)
+            if not loan.done(timeout):
+                self._stuck.append(loan)
+                raise EngineError(
+                    f"worker {split.borrower} has not given group {group} back after {timeout:g} s", code="not_settled"
+                )
+            del self._loans[group]
+            self._placement.grace(self._placement.publish((), [group]), GRACE_S)
+
+    def splits(self) -> list[Split]:
+        return list(self._loans.values())
 
     def _check(self, targets: Mapping[int, int]) -> None:
         for group, worker in targets.items():

@@ -306,3 +306,65 @@ def test_a_worker_that_sleeps_is_at_a_quiescent_point() -> None:
         for _ in range(100):
             engine.move({g: (w + 1) % 3 for g, w in enumerate(engine.placement())})
         assert engine.mover.moved == 100 * GROUPS
+
+
+def test_a_group_served_by_two_workers_gives_the_same_results(seed: int) -> None:
+    """Four producers; their hottest groups are split, joined, moved and split again while rows arrive."""
+    rows = make_rows(48_000, seed, keys=20)
+    with serving() as engine:
+        done, splits, failures = threading.Event(), [0], []
+        rng = np.random.default_rng(seed)
+
+        def split_and_join() -> None:
+            try:
+                while not done.is_set():
+                    group = int(rng.integers(0, GROUPS))
+                    with suppress(EngineError):
+                        engine.mover.split(group, 1 - engine.placement()[group])
+                        splits[0] += 1
+                    if rng.random() < 0.5:
+                        engine.mover.unsplit(int(rng.integers(0, GROUPS)))
+                    if rng.random() < 0.3:
+                        engine.move({int(rng.integers(0, GROUPS)): int(rng.integers(0, 2))})
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=split_and_join)
+        thread.start()
+        send_from(engine, [rows[i::4] for i in range(4)], 500)
+        done.set()
+        thread.join(FINISH_S)
+        assert not failures, failures
+        assert splits[0] > 0
+        assert_right(engine, rows)
+
+
+def test_one_connection_alone_is_not_split() -> None:
+    rows = make_rows(1_000, 1, keys=1)
+    with serving() as engine, fs.Producer(address(engine), stream=STREAM, linger_ms=1) as producer:
+        producer.send(rows)
+        producer.flush(FINISH_S)
+        group = int(STREAM.group_of(rows[:1], GROUPS)[0])
+        with pytest.raises(EngineError, match="one connection is one worker's"):
+            engine.mover.split(group, 1 - engine.placement()[group])
+        assert engine.mover.splits() == []
+
+
+def test_a_query_that_comes_while_a_group_is_split_ends_the_split() -> None:
+    rows = make_rows(20_000, 2, keys=5)
+    with serving() as engine:
+        producers = [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in range(2)]
+        for number, producer in enumerate(producers):
+            producer.send(rows[: len(rows) // 2][number::2])
+            producer.flush(FINISH_S)
+        group = int(STREAM.group_of(rows[:1], GROUPS)[0])
+        engine.mover.split(group, 1 - engine.placement()[group])
+        assert [split.group for split in engine.mover.splits()] == [group]
+        engine.submit(STREAM.query("another").window(fs.tumbling("1s")).agg(n=fs.count()))
+        assert engine.mover.splits() == []
+        for number, producer in enumerate(producers):
+            producer.send(rows[len(rows) // 2 :][number::2])
+            producer.flush(FINISH_S)
+        for producer in producers:
+            producer.close(timeout=FINISH_S)
+        assert_right(engine, rows)

@@ -29,7 +29,8 @@ def receive_side() -> list[Check]:
             checks.append(Check("nic table", "info", f"{device.name}: {steering}"))
         else:
             checks.append(Check("nic table", "ok", _table(facts, steering.entries)))
-        for finding in facts.findings(allowed if facts.queue_irq else ()):
+        # That one queue feeds one core is said of the device already.
+        for finding in facts.findings(allowed if facts.queue_irq and facts.queues > 1 else ()):
             told_elsewhere = finding.what == facts.no_table() or finding.what.startswith("irqbalance")
             if not told_elsewhere and (facts.up or facts.queue_irq):
                 checks.append(Check("nic", finding.level, finding.what, finding.fix or "see docs/nic.md"))

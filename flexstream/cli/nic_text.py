@@ -34,7 +34,7 @@ def describe_device(
     aligned = (
         f"yes: a producer's source port decides the bucket ({steering.entries} entries, {groups} groups)"
         if isinstance(steering, Steering)
-        else f"no ({steering})"
+        else ("no" if facts.no_table() else f"no ({steering})")
     )
     lines.append(_line("alignment", aligned))
     for name in ("rings", "coalescing", "features"):

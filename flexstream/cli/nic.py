@@ -285,7 +285,7 @@ def set_one(
         old = settings.read(where)
     finally:
         settings.close()
-    name = _device(None) if where.startswith("irq ") else where.split()[0]
+    name = _device_of_interrupt(int(where.split()[1])) if where.startswith("irq ") else where.split()[0]
     done = apply_plan(name, lambda: [Change(where, old, value)])
     if as_json:
         emit({"changed": [_plain(change) for change in done.changed], "problems": list(done.problems)})
@@ -295,6 +295,13 @@ def set_one(
         for problem in done.problems:
             note(problem)
     raise typer.Exit(1 if done.problems else 0)
+
+
+def _device_of_interrupt(irq: int) -> str:
+    from flexstream.nic.devices import device_names
+    from flexstream.nic.interrupts import own_interrupts
+
+    return next((name for name in device_names() if irq in own_interrupts(name)), None) or _device(None)
 
 
 def _plan(device: str, cpus: list[int | None], groups: int, channels: str) -> tuple[Any, list[Any]]:

@@ -47,8 +47,12 @@ def _table(facts: Facts, entries: int) -> str:
 
 def journals() -> list[Check]:
     """Devices that a killed daemon or `nic apply` left changed."""
-    checks = []
-    for name in devices_with_journals():
+    checks: list[Check] = []
+    try:
+        names = devices_with_journals()
+    except FlexStreamError as error:
+        return [Check("nic journal", "info", error.message, error.hint or "")]
+    for name in names:
         holder = DeviceLock(name).holder()
         try:
             left = left_behind(name)

@@ -7,6 +7,7 @@ FlexStream.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.nic_in_loop import observed
-from tests.nic_in_loop.machine import CACHE, DEVICE, QUEUES, Guest
+from tests.nic_in_loop.machine import CACHE, DEVICE, PROJECT, QUEUES, Guest
 from tests.nic_in_loop.network import HOST_IPV4, HOST_IPV6
 from tests.nic_in_loop.served import GROUPS, WORKERS, Command, Daemon, flexstream, serve
 from tests.nic_in_loop.traffic import QUERY, Sender, check_results, next_offset, sending, wait_until
@@ -233,6 +234,19 @@ def test_doctor_and_nic_show_say_what_the_kernel_says(guest: Guest, daemon: Daem
     assert observed.key(guest).hex(":") in said["show.txt"]
     assert f"{len(shown['table'])} entries over {QUEUES} queues" in said["doctor.txt"]
     assert f"{QUEUES} of {QUEUES} queues pinned to one core" in said["doctor.txt"]
+    _check_page(said["show.txt"] + said["doctor.txt"])
+
+
+def _check_page(said: str) -> None:
+    """docs/nic.md shows what the guest says today, but for numbers."""
+    page = (PROJECT / "docs" / "nic.md").read_text()
+    block = next(block for block in page.split("```")[1::2] if "in use by the flexstream daemon" in block)
+    shown = {line for line in map(_without_numbers, block.splitlines()) if line and not line.startswith(("$", "..."))}
+    assert shown <= {_without_numbers(line) for line in said.splitlines()}
+
+
+def _without_numbers(line: str) -> str:
+    return " ".join(re.sub(r"\d+", "N", re.sub(r"[0-9a-f]{2}(:[0-9a-f]{2}){4,}", "KEY", line)).split())
 
 
 def test_a_clean_stop_puts_everything_back(guest: Guest, daemon: Daemon, before: dict[str, str | None]) -> None:

@@ -118,6 +118,17 @@ def test_close_puts_everything_back_and_leaves_no_journal(make: Make, tmp_path: 
     nic.close()
 
 
+def test_a_table_written_many_times_is_one_change_from_the_first_value_to_the_latest(make: Make) -> None:
+    nic, played = make()
+    first = ",".join(map(str, played.table))
+    nic.start([0, 1, 2, 3])
+    for queue in (1, 2, 3):
+        nic.follow([queue] * GROUPS)
+    [change] = [change for change in nic.changes() if change.where == f"{nic.device} table"]
+    assert (change.old, change.new) == (first, ",".join(["3"] * 128))
+    nic.close()
+
+
 def test_a_table_that_was_not_the_default_comes_back_entry_by_entry(make: Make) -> None:
     old = [3, 1] * 64
     nic, played = make(table=list(old))

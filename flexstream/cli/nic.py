@@ -91,20 +91,28 @@ def _look(device: str, groups: int, cpus: list[int | None]) -> tuple[dict[str, A
     from flexstream.nic.facts import read_facts
     from flexstream.nic.journal import DeviceLock
     from flexstream.nic.link_settings import read_link
+    from flexstream.nic.queue_counters import queue_packets
+    from flexstream.nic.rss_transport import RssTransport
 
-    facts = read_facts(device)
+    transport = RssTransport(device)
+    try:
+        facts = read_facts(device, transport=transport)
+        packets = queue_packets(transport, facts.queues) if facts.present else None
+    finally:
+        transport.close()
     link = read_link(device) if facts.present else {}
     findings, held_by = facts.findings(cpus), DeviceLock(device).holder()
     steering = facts.steering(groups)
     document = {
         **facts.to_dict(),
         "held_by": held_by,
+        "queue_packets": packets,
         "link": link,
         "aligned": not isinstance(steering, str),
         "alignment_reason": steering if isinstance(steering, str) else None,
         "findings": [finding.to_dict() for finding in findings],
     }
-    return document, describe_device(facts, link, findings, groups, held_by)
+    return document, describe_device(facts, link, findings, groups, held_by, packets)
 
 
 @app.command("plan")

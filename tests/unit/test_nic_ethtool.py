@@ -424,6 +424,9 @@ def test_no_journal_no_change(make: Make, tmp_path: Path) -> None:
 def test_queue_counters_are_the_driver_s_or_none(make: Make) -> None:
     nic, played = make(statistics={f"rx_queue_{queue}_packets": 10 * queue for queue in range(4)})
     assert nic.queue_counters() == (0, 10, 20, 30)
+    for name in ("rx-{}.packets", "rx{}_packets", "queue_{}_rx_cnt", "rx_queue_{}_packets"):
+        played.statistics = {name.format(queue): queue for queue in range(4)} | {"tx_queue_0_packets": 9}
+        assert nic.queue_counters() == (0, 1, 2, 3), name
     played.statistics = {"rx0_kicks": 4}
     assert nic.queue_counters() is None
 

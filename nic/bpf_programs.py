@@ -10,8 +10,8 @@ Three places, one front part:
 - `TCX_INGRESS` (kernel 6.6): a packet on the wrong core gets a hash by which RPS picks the right one, and enters the
   device once more. One that comes back to the wrong core with that very hash was not obeyed: it is counted and let
   through, so nothing can go round for ever.
-- `TCX_EGRESS`, for loopback (6.6): there what is sent is what will be received, so the hash is set on the way out.
-  (Entering loopback a second time would lose the packet's route.)
+- `TCX_EGRESS`, for loopback (6.6): there what is sent is what will be received, so the hash is set on the way out, and
+  the packet enters once.
 - `XDP`, generic mode with a cpumap (5.15): the packet is handed to the core's kernel thread. Always, also when it is
   on the right core already: one that went straight on could overtake those that wait for the thread.
 """

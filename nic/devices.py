@@ -226,6 +226,10 @@ def rule_findings(device: str, ntuple: bool, rules: int | None) -> list[Finding]
     return []
 
 
+def _queues(count: int) -> str:
+    return f"{count} receive queue{'' if count == 1 else 's'}"
+
+
 def queue_findings(device: str, queues: int, most: int, workers: int, channel: str = "combined") -> list[Finding]:
     """Fewer queues than workers, or the reverse."""
     if workers and queues < workers:
@@ -234,7 +238,7 @@ def queue_findings(device: str, queues: int, most: int, workers: int, channel: s
         return [
             Finding(
                 "warn",
-                f"{device}: {queues} receive queues for {workers} workers: workers share a queue's core, and the rest "
+                f"{device}: {_queues(queues)} for {workers} workers: workers share a queue's core, and the rest "
                 "get their packets from another core",
                 f"{more}; or serve with --workers {queues}",
             )
@@ -243,7 +247,7 @@ def queue_findings(device: str, queues: int, most: int, workers: int, channel: s
         return [
             Finding(
                 "info",
-                f"{device}: {queues} receive queues for {workers} workers: the table uses the first {workers}",
+                f"{device}: {_queues(queues)} for {workers} workers: the table uses the first {workers}",
                 f"more workers, or `ethtool -L {device} {channel} {workers}`",
             )
         ]

@@ -9,7 +9,6 @@ and only connections that arrived where the table sends them make the device `ve
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,13 +33,13 @@ from flexstream.nic.facts import Facts, read_facts
 from flexstream.nic.interrupts import affinity
 from flexstream.nic.journal import DeviceLock, Journal, left_behind
 from flexstream.nic.plan import Applied, Wish, plan, undo_journal
+from flexstream.nic.queue_counters import queue_packets
 from flexstream.nic.rss_ioctl import Rss, refused
 from flexstream.nic.rss_transport import RssTransport
 from flexstream.nic.settings import Settings, format_table
 from flexstream.nic.verification import judge
 
 log = logging.getLogger("flexstream.nic")
-_QUEUE_PACKETS = re.compile(r"^(?:rx_queue_|rx-|rx|queue_|ring)(\d+)[_.]?(?:rx_)?(?:packets|cnt|pkts)$")
 
 
 class EthtoolNic(Nic):
@@ -159,16 +158,7 @@ class EthtoolNic(Nic):
 
     def queue_counters(self) -> tuple[int, ...] | None:
         """Packets per receive queue since boot; None where neither driver nor kernel counts them."""
-        try:
-            statistics = self._transport.ioctl.statistics()
-        except OSError:
-            statistics = {}
-        counts = {int(match[1]): value for name, value in statistics.items() if (match := _QUEUE_PACKETS.match(name))}
-        if not set(range(self.queues())) <= set(counts):
-            counts = self._transport.queue_packets()
-        if not set(range(self.queues())) <= set(counts):
-            return None
-        return tuple(counts[queue] for queue in range(self.queues()))
+        return queue_packets(self._transport, self.queues())
 
     def queue_cpu(self) -> tuple[int | None, ...]:
         for queue, irq in self._facts.queue_irq.items():

@@ -9,7 +9,6 @@ never applied.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -179,20 +178,26 @@ def left_behind(device: str, folder: Path | None = None, owner: str | None = Non
             if path.exists():
                 found.append(Journal.read(path))
         except PermissionError:
-            raise JournalError(
-                f"{path.parent} may not be read by this user", hint="run as root, or as the daemon's user"
-            ) from None
+            raise _unreadable(path.parent) from None
     return found
 
 
 def devices_with_journals(folder: Path | None = None) -> list[str]:
-    """Devices of this namespace that have a journal."""
+    """Devices of this namespace that have a journal. Raises JournalError where this user may not look."""
     netns = os.stat("/proc/self/ns/net").st_ino
     names: set[str] = set()
     for place in folders(folder):
-        with contextlib.suppress(OSError):
+        try:
             names.update(name.rsplit(".", 3)[0] for name in os.listdir(place) if f".{netns}." in name)
+        except PermissionError:
+            raise _unreadable(place) from None
+        except OSError:
+            continue
     return sorted(names)
+
+
+def _unreadable(folder: Path) -> JournalError:
+    return JournalError(f"{folder} may not be read by this user", hint="run as root, or as the daemon's user")
 
 
 def _name(origin: Origin, owner: str) -> str:

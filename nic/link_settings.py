@@ -53,7 +53,7 @@ def discover(root: Path = Path("/")) -> tuple[list[Discovered], str]:
         if name != "lo":
             driver = _answer(ethtool.get_module, name) or DeviceFiles(name, root).driver() or ""
             found.append(Discovered(name, driver, _answer(ethtool.get_businfo, name)))
-    return found, f"ethtool {getattr(ethtool, 'version', '')}".strip()
+    return found, str(getattr(ethtool, "version", "the ethtool package"))
 
 
 def _answer(question: Any, name: str) -> str:

@@ -91,20 +91,28 @@ def _look(device: str, groups: int, cpus: list[int | None]) -> tuple[dict[str, A
     from flexstream.nic.facts import read_facts
     from flexstream.nic.journal import DeviceLock
     from flexstream.nic.link_settings import read_link
+    from flexstream.nic.queue_counters import queue_packets
+    from flexstream.nic.rss_transport import RssTransport
 
-    facts = read_facts(device)
+    transport = RssTransport(device)
+    try:
+        facts = read_facts(device, transport=transport)
+        packets = queue_packets(transport, facts.queues) if facts.present else None
+    finally:
+        transport.close()
     link = read_link(device) if facts.present else {}
     findings, held_by = facts.findings(cpus), DeviceLock(device).holder()
     steering = facts.steering(groups)
     document = {
         **facts.to_dict(),
         "held_by": held_by,
+        "queue_packets": packets,
         "link": link,
         "aligned": not isinstance(steering, str),
         "alignment_reason": steering if isinstance(steering, str) else None,
         "findings": [finding.to_dict() for finding in findings],
     }
-    return document, describe_device(facts, link, findings, groups, held_by)
+    return document, describe_device(facts, link, findings, groups, held_by, packets)
 
 
 @app.command("plan")
@@ -285,7 +293,7 @@ def set_one(
         old = settings.read(where)
     finally:
         settings.close()
-    name = _device(None) if where.startswith("irq ") else where.split()[0]
+    name = _device_of_interrupt(int(where.split()[1])) if where.startswith("irq ") else where.split()[0]
     done = apply_plan(name, lambda: [Change(where, old, value)])
     if as_json:
         emit({"changed": [_plain(change) for change in done.changed], "problems": list(done.problems)})
@@ -295,6 +303,13 @@ def set_one(
         for problem in done.problems:
             note(problem)
     raise typer.Exit(1 if done.problems else 0)
+
+
+def _device_of_interrupt(irq: int) -> str:
+    from flexstream.nic.devices import device_names
+    from flexstream.nic.interrupts import own_interrupts
+
+    return next((name for name in device_names() if irq in own_interrupts(name)), None) or _device(None)
 
 
 def _plan(device: str, cpus: list[int | None], groups: int, channels: str) -> tuple[Any, list[Any]]:

@@ -16,7 +16,12 @@ ENTRIES_PER_LINE = 32
 
 
 def describe_device(
-    facts: Facts, link: dict[str, Any], findings: Sequence[Finding], groups: int, held_by: int | None
+    facts: Facts,
+    link: dict[str, Any],
+    findings: Sequence[Finding],
+    groups: int,
+    held_by: int | None,
+    packets: Sequence[int] | None = None,
 ) -> str:
     """All that is known, from the outside in: device, hash, table, queues with their interrupts and cores."""
     if not facts.present:
@@ -34,12 +39,12 @@ def describe_device(
     aligned = (
         f"yes: a producer's source port decides the bucket ({steering.entries} entries, {groups} groups)"
         if isinstance(steering, Steering)
-        else f"no ({steering})"
+        else ("no" if facts.no_table() else f"no ({steering})")
     )
     lines.append(_line("alignment", aligned))
     for name in ("rings", "coalescing", "features"):
         lines.append(_line(name, _pairs(link.get(name))))
-    lines += ["", _queues(facts)]
+    lines += ["", _queues(facts, packets)]
     if findings:
         lines.append("")
     for finding in findings:
@@ -110,7 +115,7 @@ def _pairs(values: dict[str, Any] | None) -> str:
     return ", ".join(f"{name} {shown[value] if isinstance(value, bool) else value}" for name, value in values.items())
 
 
-def _queues(facts: Facts) -> str:
+def _queues(facts: Facts, packets: Sequence[int] | None) -> str:
     counts = Counter(facts.table)
     rows = []
     for queue in range(facts.queues):
@@ -121,6 +126,8 @@ def _queues(facts: Facts) -> str:
                 "entries": counts[queue] if facts.table else None,
                 "irq": facts.queue_irq.get(queue),
                 "cpus": None if cpus is None else format_cpus(cpus),
+                "packets": None if packets is None else packets[queue],
             }
         )
-    return table(rows, {"queue": "QUEUE", "entries": "ENTRIES", "irq": "IRQ", "cpus": "CORES"})
+    headings = {"queue": "QUEUE", "entries": "ENTRIES", "irq": "IRQ", "cpus": "CORES", "packets": "PACKETS"}
+    return table(rows, headings)

@@ -218,7 +218,7 @@ def enter(path: str) -> None:
     _check(_libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None), "mount /sys")
 
 
-def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 45.0) -> Any:
     """The condition's first true value."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -48,17 +48,21 @@ print(json.dumps([dataclasses.astuple(run_command(arguments)) for arguments in j
 """
 
 
+def program(name: str) -> str:
+    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if found is None:
+        pytest.fail(f"{name} is missing, so nothing can be compared with it: apt-get install ethtool iproute2")
+    return found
+
+
 def ethtool(*arguments: str) -> str:
-    program = shutil.which("ethtool") or shutil.which("ethtool", path="/usr/sbin:/sbin")
-    if program is None:
-        pytest.fail("ethtool(8) is missing, so nothing can be compared with it: apt-get install ethtool")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program("ethtool"), *arguments], capture_output=True, text=True, timeout=60)
     return done.stdout + done.stderr
 
 
 def tool_channels(where: Namespace, device: str) -> dict[str, int]:
     """`ethtool -l`: maximums and current values; n/a is 0."""
-    text = where.execute(shutil.which("ethtool", path="/usr/sbin:/sbin:/usr/bin") or "ethtool", "-l", device)
+    text = where.execute(program("ethtool"), "-l", device)
     values = re.findall(r"^(RX|TX|Other|Combined):\s+(\S+)$", text, re.MULTILINE)
     assert len(values) == 8, text
     numbers = [0 if value == "n/a" else int(value) for _, value in values]
@@ -119,8 +123,8 @@ class Machine:
         assert done.stdout, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    def tool(self, *arguments: str) -> str:
-        return self.where.execute(*arguments)
+    def tool(self, name: str, *arguments: str) -> str:
+        return self.where.execute(program(name), *arguments)
 
 
 @contextlib.contextmanager

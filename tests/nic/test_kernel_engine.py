@@ -23,6 +23,7 @@ STREAM = fs.Stream("s", {"t": "timestamp[ms]", "k": "i32", "x": "i64"}, key="k",
 QUERY = STREAM.query("q").window(fs.tumbling("1s")).agg(n=fs.count(), x=fs.sum("x"))
 GROUPS = 64
 PRODUCERS = 4
+PATIENCE_S = 120.0  # four processes start, and lost packets are sent again after a second
 TOKEN = "a token, because the address is not loopback's"
 
 
@@ -57,7 +58,7 @@ def serve(nic: str, listen: str, folder: Path) -> dict[str, Any]:
 def produce(address: str, producer: int, count: int, seed: int, pause_s: float, wait: bool) -> None:
     """Sends; with `wait`, it stays connected after most of it until it is told to go on."""
     *parts, last = np.array_split(rows_of(producer, count, seed), 20)
-    with fs.Producer(f"tcp://{address}", stream=STREAM, token=TOKEN, connect_timeout_s=30) as sender:
+    with fs.Producer(f"tcp://{address}", stream=STREAM, token=TOKEN, connect_timeout_s=60) as sender:
         for part in parts:
             sender.send(part)
             time.sleep(pause_s)
@@ -98,20 +99,20 @@ def go(pair: Pair, version: int, folder: Path, seed: int, *, count: int, disturb
                 for producer in range(PRODUCERS)
             ]
             if disturb:
-                eventually(lambda: status_of(engine)["connections"]["open"] > GROUPS, "rows are coming")
+                eventually(lambda: status_of(engine)["connections"]["open"] > GROUPS, "rows are coming", PATIENCE_S)
                 for order in ("flip", "back"):
                     status_of(engine, order)
                     time.sleep(0.3)
             for sender in senders:
-                assert sender.said(timeout_s=120) == "sent"
+                assert sender.said(timeout_s=PATIENCE_S) == "sent"
             if not disturb:
                 eventually(lambda: status_of(engine)["nic"]["state"] == "verified", "traffic verifies the table")
             for sender in senders:
                 sender.channel.send("go on")
             for sender in senders:
-                sender.result(timeout_s=120)
+                sender.result(timeout_s=PATIENCE_S)
         engine.channel.send("finish")
-        outcome: dict[str, Any] = engine.result(timeout_s=120)
+        outcome: dict[str, Any] = engine.result(timeout_s=PATIENCE_S)
     assert_equals_the_oracle(outcome, count, seed)
     return outcome
 
@@ -151,7 +152,7 @@ def test_a_device_that_vanishes_costs_alignment_and_no_record(tmp_path: Path, se
                 run_inside(pair.server, produce, address, producer, count, seed, 0.0, False)
             nic = status_of(engine)["nic"]
             engine.channel.send("finish")
-            outcome = engine.result(timeout_s=120)
+            outcome = engine.result(timeout_s=PATIENCE_S)
     assert_equals_the_oracle(outcome, count, seed)
     assert nic["kind"] == "user"
     assert f"kernel:{pair.server_device}: gone" in nic["passed_over"][0]

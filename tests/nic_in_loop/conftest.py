@@ -12,8 +12,9 @@ from tests.nic_in_loop.served import wait_for_launcher
 _facts: list[str] = []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def guest() -> Iterator[Guest]:
+    """While it lives this thread is in its private network; so it ends with its module, not with the session."""
     with booted_guest() as booted:
         wait_for_launcher(booted)
         yield booted

@@ -57,16 +57,17 @@ class GuestKernel:
 def guest_kernel(cache: Path) -> GuestKernel:
     """The cached one, or the newest that apt knows. Raises GuestError."""
     cache.mkdir(parents=True, exist_ok=True)
-    with _locked(cache / "lock"):
+    with locked(cache / "lock"):
         done = sorted(path.parent for path in cache.glob("linux-image-*/complete"))
         folder = done[-1] if done else _fetch(cache)
     return GuestKernel(folder.name, folder / "vmlinuz", folder / "modules")
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the file's lock; BlockingIOError when somebody else does and this is not to wait."""
     with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
 
 

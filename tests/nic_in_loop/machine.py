@@ -17,12 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.nic_in_loop import network, requirements
-from tests.nic_in_loop.guest_kernel import GuestKernel, guest_kernel
+from tests.nic_in_loop.guest_kernel import GuestKernel, guest_kernel, locked
 from tests.nic_in_loop.requirements import GuestError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -143,21 +143,31 @@ def booted_guest() -> Iterator[Guest]:
     """A guest in a network of its own; both are gone afterwards, whatever happens."""
     requirements.check()
     kernel = guest_kernel(CACHE)
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=CACHE))
-    try:
-        with network.private_network():
-            share = folder / "share"
-            share.mkdir()
-            (share / "start.sh").write_text(_start_script())
-            kernel.initramfs(folder / "initramfs.cpio")
-            guest = Guest(kernel, share)
-            try:
-                guest.wait_for_agent()
-                yield guest
-            finally:
-                guest.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with _run_folder() as folder, network.private_network():
+        share = folder / "share"
+        share.mkdir()
+        (share / "start.sh").write_text(_start_script())
+        kernel.initramfs(folder / "initramfs.cpio")
+        guest = Guest(kernel, share)
+        try:
+            guest.wait_for_agent()
+            yield guest
+        finally:
+            guest.stop()
+
+
+@contextmanager
+def _run_folder() -> Iterator[Path]:
+    """A folder for this run, removed afterwards; what runs that were killed left is removed as well."""
+    with ExitStack() as held:
+        with locked(CACHE / "lock"):
+            for old in CACHE.glob("run-*"):
+                with suppress(OSError), locked(old / "lock", wait=False):
+                    shutil.rmtree(old, ignore_errors=True)
+            folder = Path(tempfile.mkdtemp(prefix="run-", dir=CACHE))
+            held.callback(shutil.rmtree, folder, ignore_errors=True)
+            held.enter_context(locked(folder / "lock", wait=False))
+        yield folder
 
 
 def _start_script() -> str:

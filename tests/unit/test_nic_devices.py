@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flexstream.errors import ConfigError
 from flexstream.nic.devices import (
     DeviceFiles,
     has_net_admin,
@@ -15,8 +18,10 @@ from flexstream.nic.devices import (
     steering_findings,
 )
 from flexstream.nic.facts import read_facts
+from flexstream.nic.link_settings import Discovered, discover, read_link
 from flexstream.nic.rss_ioctl import EthtoolIoctl
 from flexstream.nic.rss_transport import RssTransport, kernel_release
+from flexstream.nic.settings import Settings
 from tests.unit.played_device import PlayedDevice, machine_of
 
 
@@ -115,6 +120,44 @@ def test_an_interrupt_folder_that_is_not_there_is_a_clear_state(tmp_path: Path) 
     facts = read_facts("eth0", root=root, transport=transport)
     assert facts.queue_cpu() == (None,) * 4
     assert any("cannot be pinned" in finding.what for finding in facts.findings([0], root))
+
+
+def test_devices_are_discovered_by_the_ethtool_package_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def module_of(name: str) -> str:
+        if name != "eth0":
+            raise OSError(95, "Operation not supported")
+        return "ixgbe"
+
+    package = SimpleNamespace(
+        version="python-ethtool v0.15",
+        get_devices=lambda: ["lo", "eth0", "odd0"],
+        get_module=module_of,
+        get_businfo=lambda name: "0000:01:00.0" if name == "eth0" else module_of(name),
+    )
+    monkeypatch.setitem(sys.modules, "ethtool", package)
+    found, by = discover()
+    assert found == [Discovered("eth0", "ixgbe", "0000:01:00.0"), Discovered("odd0", "", "")]
+    assert by == "python-ethtool v0.15"
+
+
+def test_without_the_ethtool_package_the_ioctl_tells_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ethtool", None)
+    found, by = discover()
+    assert "not installed" in by
+    assert all(device.name != "lo" for device in found)
+
+
+def test_without_pyroute2_rings_are_read_by_ioctl_and_setting_them_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyroute2"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pyroute2 is not installed" in read_link("lo")["by"]
+    monkeypatch.setitem(sys.modules, "pyroute2", None)
+    with pytest.raises(ConfigError, match="not installed") as seen:
+        Settings().write("lo ring rx", "512")
+    assert "flexstream[nic]" in str(seen.value.hint)
 
 
 def test_capabilities_are_read_from_the_kernel(tmp_path: Path) -> None:

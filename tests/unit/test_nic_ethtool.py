@@ -118,6 +118,17 @@ def test_close_puts_everything_back_and_leaves_no_journal(make: Make, tmp_path: 
     nic.close()
 
 
+def test_a_table_written_many_times_is_one_change_from_the_first_value_to_the_latest(make: Make) -> None:
+    nic, played = make()
+    first = ",".join(map(str, played.table))
+    nic.start([0, 1, 2, 3])
+    for queue in (1, 2, 3):
+        nic.follow([queue] * GROUPS)
+    [change] = [change for change in nic.changes() if change.where == f"{nic.device} table"]
+    assert (change.old, change.new) == (first, ",".join(["3"] * 128))
+    nic.close()
+
+
 def test_a_table_that_was_not_the_default_comes_back_entry_by_entry(make: Make) -> None:
     old = [3, 1] * 64
     nic, played = make(table=list(old))
@@ -413,6 +424,9 @@ def test_no_journal_no_change(make: Make, tmp_path: Path) -> None:
 def test_queue_counters_are_the_driver_s_or_none(make: Make) -> None:
     nic, played = make(statistics={f"rx_queue_{queue}_packets": 10 * queue for queue in range(4)})
     assert nic.queue_counters() == (0, 10, 20, 30)
+    for name in ("rx-{}.packets", "rx{}_packets", "queue_{}_rx_cnt", "rx_queue_{}_packets"):
+        played.statistics = {name.format(queue): queue for queue in range(4)} | {"tx_queue_0_packets": 9}
+        assert nic.queue_counters() == (0, 1, 2, 3), name
     played.statistics = {"rx0_kicks": 4}
     assert nic.queue_counters() is None
 

@@ -135,3 +135,14 @@ def test_a_journal_that_vanished_is_an_error_and_the_change_is_not_remembered(tm
     with pytest.raises(JournalError, match="stays as it is"):
         made.record(TABLE)
     assert made.changes == []
+
+
+def test_a_folder_that_may_not_be_read_is_said_not_taken_for_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(journal_module.os, "listdir", refuse)  # root may read everything, so the kernel is played
+    with pytest.raises(JournalError, match="may not be read"):
+        devices_with_journals(tmp_path)

@@ -11,7 +11,7 @@ from flexstream.errors import ConfigError
 from flexstream.nic.contract import Change
 from flexstream.nic.drift import differences, put_back
 from flexstream.nic.facts import Facts, read_facts
-from flexstream.nic.journal import Journal
+from flexstream.nic.journal import Journal, left_behind
 from flexstream.nic.plan import Applied, Wish, needed, plan, script, undo, undo_journal
 from flexstream.nic.rss_ioctl import EthtoolIoctl
 from flexstream.nic.rss_transport import RssTransport
@@ -152,6 +152,38 @@ def test_what_was_applied_is_undone_newest_first_from_the_journal_alone(root: Pa
     assert differences(before, after) == []
     assert (after.table, after.channels) == (before.table, before.channels)
     assert list(tmp_path.glob("lo.*.jsonl")) == []
+
+
+class NotedSettings(Settings):
+    """Notes what is written, and writes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[str] = []
+
+    def read(self, where: str) -> str:
+        return "neither"
+
+    def write(self, where: str, value: str) -> None:
+        self.written.append(where)
+
+
+def test_the_newest_change_is_undone_first() -> None:
+    settings = NotedSettings()
+    undo([Change(f"irq {number} cpus", "0", "1") for number in (1, 2, 3)], settings)
+    assert settings.written == ["irq 3 cpus", "irq 2 cpus", "irq 1 cpus"]
+
+
+def test_a_crash_in_the_middle_of_a_change_leaves_it_in_the_journal(tmp_path: Path) -> None:
+    class Dying(NotedSettings):
+        def write(self, where: str, value: str) -> None:
+            raise KeyboardInterrupt
+
+    applied = Applied(Dying(), Journal.create("lo", "daemon", tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        applied.change(Change("irq 1 cpus", "0-3", "1"))
+    [left] = left_behind("lo", tmp_path)
+    assert left.changes == [Change("irq 1 cpus", "0-3", "1")]
 
 
 def test_what_cannot_be_undone_stays_and_is_told(root: Path) -> None:

@@ -17,6 +17,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def bytes_through(pair: Pair, cores: Cores, folder: Path, size: int, pairs: int,
         for method in METHODS:
             transfer("plain", size // 4)  # warm up
             measured = harness.alternate(
-                pairs, lambda method=method: transfer(method, size), lambda: transfer("plain", size), until=until
+                pairs, partial(transfer, method, size), partial(transfer, "plain", size), until=until
             )
             ratios = [ours["cpu_s_per_gb"] / plain["cpu_s_per_gb"] for ours, plain in measured]
             case: dict[str, Any] = {"name": method, "cpu_ratio": harness.median(ratios)}

@@ -38,6 +38,7 @@ from flexstream.reading import read_log
 from flexstream.result_rows import LateRows, ResultRows
 from flexstream.running import RunningQuery, RunningStream
 from flexstream.sessions import StreamSessions
+from flexstream.staging import DEFAULT_TIMEOUT_S, Staging
 from flexstream.state.result_log import ResultLog
 from flexstream.stream import Stream
 from flexstream.variants import Variants
@@ -59,6 +60,7 @@ class Engine:
     state over all workers; rows that need a new key past it are rejected and counted. pin=False leaves the
     threads to the scheduler. expected_producers: nothing fires before so many have registered. compile: "auto"
     compiles queries to native code in the background, "off" does not, "require" makes submit() wait and raise.
+    stage_limit_bytes, stage_timeout_s: bound on staged rows, and on how long they wait for a commit.
 
     All methods are thread-safe. Raises EngineError: cores that do not exist, ports in use, unknown names.
     """
@@ -85,6 +87,8 @@ class Engine:
         retention_s: float | None = None,
         expected_producers: int = 0,
         compile: str = "auto",
+        stage_limit_bytes: int | None = None,
+        stage_timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         cpus = worker_cores(workers)
         check_sizes(groups, frame_bytes, max_sessions, nic, compile, state_memory_bytes // len(cpus))
@@ -144,6 +148,7 @@ class Engine:
         for worker in self.workers:
             worker.start()
         self.collector.start()
+        self.staging = Staging(self, self._feeder, self._barrier, self._data_dir, stage_limit_bytes, stage_timeout_s)
         if self._acceptor is not None:
             self._acceptor.start()
         self._stop_ticking = threading.Event()
@@ -228,6 +233,7 @@ class Engine:
         if threading.current_thread() is not self.collector:  # in a callback it would wait for itself
             running.dropped.wait(10)
         self.collector.remove_query(running.number)
+        self.staging.query_gone(name)
         running.log.close()
         running.late_log.close()
 
@@ -281,6 +287,7 @@ class Engine:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._feeder.end(list(self._by_index))
+        self.staging.end_all()
         while left := [(s, running.stream.name) for running in list(self._by_index) for s in running.sessions.all()]:
             self._check_open()
             if deadline is not None and time.monotonic() > deadline:
@@ -394,6 +401,7 @@ class Engine:
         deadline = time.monotonic() + (30.0 if timeout is None else timeout)
         if self._acceptor is not None:
             self._acceptor.stop_accepting()
+        self.staging.stop(deadline)
         self._stop_ticking.set()
         for worker in self.workers:
             worker.stop()

@@ -26,7 +26,11 @@ def engine_status(engine: Engine) -> dict[str, Any]:
         "nic": engine.nic_facts(),
         "placement": engine.placement(),
         "workers": [{name: value for name, value in w.items() if name not in _PRIVATE} for w in workers],
-        "streams": {running.stream.name: stream_status(running) for running in streams},
+        "streams": {
+            running.stream.name: stream_status(running, *engine.staging.counts(running.stream.name))
+            for running in streams
+        },
+        "stages": engine.staging.status(),
         "queries": {running.query.name: query_status(running) for running in queries},
         "connections": {
             "open": sum(w["connections"] for w in workers),
@@ -39,7 +43,8 @@ def engine_status(engine: Engine) -> dict[str, Any]:
     }
 
 
-def stream_status(running: RunningStream) -> dict[str, Any]:
+def stream_status(running: RunningStream, staged: int, dropped: int) -> dict[str, Any]:
+    """`staged` rows wait for a commit or for a worker; `dropped` ones were staged and never committed."""
     # Workers count a row as received before they apply it: read the outcomes first, so that nothing is negative.
     parts = [handle.counters() for handle in running.handles]
     done = {name: sum(part[name] for part in parts) for name in ("applied", "late", "rejected")}
@@ -51,9 +56,10 @@ def stream_status(running: RunningStream) -> dict[str, Any]:
     least = min((s["watermark"] for s in counting if s["watermark"] is not None), default=None)
     return {
         "ledger": {
-            "received": received,
+            "received": received + staged + dropped,
             **done,
-            "staged": 0,
+            "rejected": done["rejected"] + dropped,
+            "staged": staged,
             "in_flight": received - sum(done.values()),
         },
         "groups": groups,

@@ -112,17 +112,28 @@ class Feeder:
     def _feed_mixed(self, running: RunningStream, slot: int, flat: Any) -> None:
         row_bytes = running.stream.schema.row_bytes
         step = max(1, IN_FLIGHT_BYTES // 4 // row_bytes) * row_bytes
-        placement = self._placement()
         for start in range(0, len(flat), step):
             part = flat[start : start + step]
             ordered, offsets = by_group(part, row_bytes, running.stream.key_hasher, self._groups)
             ends = (offsets * row_bytes).tolist()
-            for group in range(self._groups):
-                if ends[group + 1] > ends[group]:
-                    piece = ordered[ends[group] : ends[group + 1]]
-                    worker = self._workers[placement[group]]
-                    self._hand_over(worker, running.index, group, slot, piece, row_bytes, len(piece))
-            self._release()
+            used = [group for group in range(self._groups) if ends[group + 1] > ends[group]]
+            self._feed_parts(running, slot, [(group, ordered[ends[group] : ends[group + 1]]) for group in used])
+
+    def feed_parts(self, running: RunningStream, slot: int, parts: list[tuple[int, Any]]) -> dict[Any, int]:
+        """(group, its rows) of another in-process session; returns each worker's ticket of the last of them."""
+        with self._lock:
+            return self._feed_parts(running, slot, parts)
+
+    def _feed_parts(self, running: RunningStream, slot: int, parts: list[tuple[int, Any]]) -> dict[Any, int]:
+        placement = self._placement()
+        row_bytes = running.stream.schema.row_bytes
+        tickets = {}
+        for group, piece in parts:
+            worker = self._workers[placement[group]]
+            tickets[worker] = worker.next_ticket
+            self._hand_over(worker, running.index, group, slot, piece, row_bytes, len(piece))
+        self._release()
+        return tickets
 
     def _release(self) -> None:
         """Forget buffers that were worked off; wait while too much is under way."""

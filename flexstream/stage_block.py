@@ -1,4 +1,4 @@
-"""A block of staged rows: rows of many groups, ordered by group, in one frame with a CRC. No I/O.
+"""A block of staged rows: rows of many groups in parts of one group each, in one frame with a CRC. No I/O.
 
 The payload of a DATA frame on a staging connection, and of one in a stage file:
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flexstream.cython_ext import stage_rows
 from flexstream.cython_ext.crc32c import crc32c
-from flexstream.cython_ext.partition import by_group
+from flexstream.cython_ext.stage_rows import StageRows
 from flexstream.wire import (
-    HEADER_BYTES,
     MAX_STAGE_FRAME_BYTES,
     STAGE_GROUP,
     ErrorCode,
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from flexstream.stream import Stream
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 10, 32 << 10
 TIME_LIMIT = 1 << 62  # as in native.h: event times beyond it are rejected
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows ordered by group. `groups[i]` has `counts[i]` rows; `rows` are their bytes."""
+    """Part i is `counts[i]` rows of `groups[i]`; `rows` are their bytes, one part after the other."""
 
     groups: list[int]
     counts: list[int]
@@ -52,20 +53,26 @@ class Block:
         return found
 
 
-def encode(flat: Bytes, stream: Stream, groups: int, first_row: int) -> tuple[bytes, Bytes]:
-    """The frame of these rows, in two pieces: header and table, and the rows ordered by group."""
-    row_bytes = stream.schema.row_bytes
-    ordered, offsets = by_group(flat, row_bytes, stream.key_hasher, groups)
-    counts = np.diff(offsets.view(np.int64))
-    used = np.flatnonzero(counts)
-    table = np.empty(1 + 2 * len(used), "<u4")
-    table[0] = len(used)
-    table[1::2] = used
-    table[2::2] = counts[used]
+def row_pool(stream: Stream, groups: int, block_bytes: int) -> StageRows:
+    """Where a producer collects the rows of a block."""
+    chunk = max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, block_bytes // (2 * groups)))
+    return StageRows(
+        stream.key_hasher, groups=groups, row_bytes=stream.schema.row_bytes, block_bytes=block_bytes, chunk_bytes=chunk
+    )
+
+
+def encode(rows: StageRows, row_bytes: int, first_row: int) -> list[Any]:
+    """The frame of these rows, in pieces: header and table, then the rows where they lie."""
+    groups, counts, _, _ = rows.parts(0, False)
+    table = np.empty(1 + 2 * len(groups), "<u4")
+    table[0] = len(groups)
+    table[1::2] = groups
+    table[2::2] = counts
     head = table.tobytes()
-    header = Header(FrameType.DATA, STAGE_GROUP, len(flat) // row_bytes, first_row, len(head) + len(ordered), Flags.CRC)
-    crc = crc32c(ordered, crc32c(head, crc32c(header.pack())))
-    return replace(header, crc32c=crc).pack() + head, ordered
+    size = len(head) + rows.rows * row_bytes
+    header = Header(FrameType.DATA, STAGE_GROUP, rows.rows, first_row, size, Flags.CRC)
+    _, _, pieces, crc = rows.parts(crc32c(head, crc32c(header.pack())), True)
+    return [replace(header, crc32c=crc).pack() + head, *pieces]
 
 
 def check_crc(header: Header, payload: Any) -> bool:
@@ -92,8 +99,8 @@ def decode(header: Header, payload: Bytes, row_bytes: int, groups: int) -> Block
     rows = payload[start:]
     if int(counts.sum()) != header.value or header.value * row_bytes != len(rows):
         raise WireError(ErrorCode.BAD_ROW_COUNT, f"{header.value} rows of {row_bytes} bytes are not {len(rows)} bytes")
-    if parts and (ids[-1] >= groups or counts.min() < 1 or (parts > 1 and np.diff(ids).min() < 1)):
-        raise WireError(ErrorCode.WRONG_GROUP, f"the parts of a block are not groups below {groups} in order")
+    if parts and (ids.max() >= groups or counts.min() < 1):
+        raise WireError(ErrorCode.WRONG_GROUP, f"a part of a block is empty, or of a group that is not below {groups}")
     return Block(ids.tolist(), counts.tolist(), rows)
 
 
@@ -109,17 +116,7 @@ def check_groups(block: Block, stream: Stream, groups: int) -> None:
 
 def time_span(block: Block, stream: Stream) -> tuple[int, int] | None:
     """(least, largest) event time of the rows that have a window; None: there is none."""
-    times = block.rows.view(stream.schema.dtype)[stream.time]
-    if not len(times):
-        return None
-    low, high = int(times.min()), int(times.max())
-    if low < -TIME_LIMIT or high > TIME_LIMIT:
-        times = times[(times >= -TIME_LIMIT) & (times <= TIME_LIMIT)]
-        if not len(times):
-            return None
-        low, high = int(times.min()), int(times.max())
-    return low, high
-
-
-def frame_bytes(header: Header) -> int:
-    return HEADER_BYTES + header.payload_bytes
+    span: tuple[int, int] | None = stage_rows.time_span(
+        block.rows, stream.schema.row_bytes, stream.time_field.offset, TIME_LIMIT
+    )
+    return span

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("flexstream.stages")
 
 MAX_CONNECTIONS = 1024
-BLOCK_BYTES = 4 << 20  # what producers are asked to send at a time
+BLOCK_BYTES = 8 << 20  # what producers are asked to send at a time
 LINGER_S = 1.0
-RECEIVE_BUFFER = 4 << 20
 
 
 class StagePort:

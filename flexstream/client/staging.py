@@ -14,8 +14,6 @@ import socket
 import time
 from typing import Any
 
-import numpy as np
-
 from flexstream import stage_block
 from flexstream.client.discovery import Address, find_data_port
 from flexstream.client.handshake import Hello, Welcome, greet, refusal, retryable
@@ -26,6 +24,7 @@ from flexstream.wire import HEADER_BYTES, STAGE_GROUP, FrameType, Header, WireEr
 FIRST_PAUSE_S = 0.05
 ANSWER_S = 120.0  # how long the server may take to read a block, or to make a stage durable
 MAX_ANSWER_BYTES = 1 << 22
+IOV_MAX = 1024
 
 
 class StageSession:
@@ -56,8 +55,7 @@ class StageSession:
             self.abort()
             raise ProtocolError(f"the ACK of {self.data} does not describe the stream: {error}") from error
         self._row_bytes = self.stream.schema.row_bytes
-        self._block = np.empty(max(1, wanted // self._row_bytes) * self._row_bytes, np.uint8)
-        self._filled = 0
+        self._rows = stage_block.row_pool(self.stream, self.groups, wanted)
         self._sent = 0  # rows of the stage
 
     # Connecting ---------------------------------------------------------------------------------------------
@@ -116,7 +114,7 @@ class StageSession:
             except (OSError, EOFError) as error:
                 raise self._lost(stage, error) from error
         self.stage = stage
-        self._filled = 0
+        self._rows.reset()
         self._sent = 0
 
     def _begin(self, stage: str) -> None:
@@ -135,21 +133,12 @@ class StageSession:
             )
 
     def send(self, flat: stage_block.Bytes) -> None:
-        """Packed rows, as bytes. They are copied; whole blocks leave at once."""
+        """Packed rows, as bytes. They are copied; full blocks leave at once."""
         stage = self._open_stage()
-        at = 0
+        n, at = len(flat) // self._row_bytes, 0
         try:
-            while at < len(flat):
-                if self._filled == 0 and len(flat) - at >= len(self._block):
-                    self._send_block(flat[at : at + len(self._block)])  # no need to collect
-                    at += len(self._block)
-                    continue
-                n = min(len(flat) - at, len(self._block) - self._filled)
-                self._block[self._filled : self._filled + n] = flat[at : at + n]
-                self._filled += n
-                at += n
-                if self._filled == len(self._block):
-                    self._flush()
+            while (at := self._rows.put(flat, at)) < n:
+                self._flush()
         except (OSError, EOFError) as error:
             raise self._lost(stage, error) from error
 
@@ -162,22 +151,20 @@ class StageSession:
             raise self._lost(stage, error) from error
 
     def _flush(self) -> None:
-        if self._filled:
-            filled, self._filled = self._filled, 0
-            self._send_block(self._block[:filled])
-
-    def _send_block(self, flat: stage_block.Bytes) -> None:
+        rows = self._rows.rows
+        if rows == 0:
+            return
         assert self._sock is not None
         if select.select([self._sock], [], [], 0)[0]:
             self._answer()  # nothing is due now: it is an ERROR, or the end
-        head, rows = stage_block.encode(flat, self.stream, self.groups, self._sent)
+        pieces = stage_block.encode(self._rows, self._row_bytes, self._sent)
         began = time.monotonic()
-        self._sock.sendall(head)
-        self._sock.sendall(rows.data)
+        size = _send_all(self._sock, pieces)
+        self._rows.reset()
         self._totals["waited_s"] += time.monotonic() - began
-        self._sent += len(flat) // self._row_bytes
-        self._totals["rows"] += len(flat) // self._row_bytes
-        self._totals["bytes"] += len(head) + len(rows)
+        self._sent += rows
+        self._totals["rows"] += rows
+        self._totals["bytes"] += size
         self._totals["frames"] += 1
 
     def finish(self, timeout_s: float | None = None) -> dict[str, Any]:
@@ -283,3 +270,19 @@ class StageSession:
             "reconnects": self.reconnects,
             **self._totals,
         }
+
+
+def _send_all(sock: socket.socket, pieces: list[Any]) -> int:
+    """Send the pieces in few calls; returns their bytes."""
+    left = [memoryview(piece) for piece in pieces]
+    total = sum(map(len, left))
+    while left:
+        sent = sock.sendmsg(left[:IOV_MAX])
+        done = 0
+        while done < len(left) and sent >= len(left[done]):
+            sent -= len(left[done])
+            done += 1
+        left = left[done:]
+        if sent:
+            left[0] = left[0][sent:]
+    return total

@@ -48,7 +48,7 @@ def test_what_is_known_is_left_out_by_its_identity(names: list[str]) -> None:
     seen = {tuple(row[name].tobytes() for name in identity) for row in half}
     expected = [row for row in fresh if tuple(row[name].tobytes() for name in identity) not in seen]
     assert known.without(fresh.tobytes()) == b"".join(row.tobytes() for row in expected)
-    assert 0 < len(expected)
+    assert len(expected) > 0
     again = np.concatenate([fresh, half])
     assert known.without(again.tobytes()) == b"".join(row.tobytes() for row in expected)
 

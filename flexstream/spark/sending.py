@@ -73,7 +73,7 @@ def _key(kind: str, target: Target, endpoint: str) -> tuple[Any, ...]:
     return kind, endpoint, target.stream.schema.hash, target.definition["name"], target.token
 
 
-def stage_rows(target: Target, batches: Iterable[Any]) -> Sent:
+def stage_rows(target: Target, batches: Iterable[Any], prefix: str = "") -> Sent:
     """Stage the rows at their daemons, under fresh UUIDs. When it returns they are durable there, and invisible.
 
     Whatever goes wrong, the stages begun are given up and the error is raised: Spark runs the task again.
@@ -83,7 +83,7 @@ def stage_rows(target: Target, batches: Iterable[Any]) -> Sent:
     names: dict[str, str] = {}
     try:
         for endpoint in target.endpoints:
-            names[endpoint] = str(uuid.uuid4())
+            names[endpoint] = f"{prefix}{uuid.uuid4()}"
             stages[endpoint] = _begin(target, endpoint, names[endpoint])
         for rows in _packed(stream, batches):
             _count(sent, stream, rows)
@@ -120,6 +120,16 @@ def give_up(target: Target, stages: dict[str, str]) -> None:
     for endpoint, stage in stages.items():
         with contextlib.suppress(FlexStreamError, OSError):
             target.client(endpoint).delete(f"/v1/stages/{stage}")
+
+
+def give_up_all(target: Target, prefix: str) -> None:
+    """The same for all stages whose names begin so: for a job that has failed without telling which it began."""
+    for endpoint in target.endpoints:
+        with contextlib.suppress(FlexStreamError, OSError):
+            stages = [stage["stage"] for stage in target.client(endpoint).get("/v1/stages")["stages"]]
+            for stage in stages:
+                if stage.startswith(prefix):
+                    give_up(target, {endpoint: stage})
 
 
 def stream_rows(target: Target, batches: Iterable[Any], batch: str, watermark: str) -> Sent:

@@ -207,13 +207,15 @@ def _run(spark: SparkSession, splits: list[Split], writer: Writer, progress: boo
     """The job: a task for each split, under a group of its own so that it can be watched and cancelled."""
     if not splits:
         return []
-    group = f"flexstream-ship-{uuid.uuid4()}"
+    from flexstream.spark.sending import give_up_all
+
+    group = f"ship-{uuid.uuid4().hex[:16]}-"
     context = spark.sparkContext
     names = writer.target.stream.schema.names
 
     def task(part: Iterator[Split]) -> Iterator[Staged]:
         for split in part:
-            yield writer.send(read_split(split, names))
+            yield writer.send(read_split(split, names), group)
 
     done = threading.Event()
     watcher = threading.Thread(target=_watch, args=(context, group, splits, done), daemon=True)
@@ -222,8 +224,9 @@ def _run(spark: SparkSession, splits: list[Split], writer: Writer, progress: boo
     context.setJobGroup(group, f"ship {len(splits)} splits to {writer.options.stream}", interruptOnCancel=True)
     try:
         return context.parallelize(splits, len(splits)).mapPartitions(task).collect()
-    except KeyboardInterrupt:
+    except BaseException:
         context.cancelJobGroup(group)
+        give_up_all(writer.target, group)
         raise
     finally:
         done.set()

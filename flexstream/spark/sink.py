@@ -52,14 +52,14 @@ class Writer:
         types.check_columns(target.stream, schema)
         return target
 
-    def send(self, batches: Iterator[Any]) -> Staged:
+    def send(self, batches: Iterator[Any], prefix: str = "") -> Staged:
         from flexstream.spark import sending
 
         query, batch = _whose()
         if self.options.at_least_once:
             sent = sending.stream_rows(self.target, batches, f"{query}/{batch}", self.options.watermark)
         else:
-            sent = sending.stage_rows(self.target, batches)
+            sent = sending.stage_rows(self.target, batches, prefix)
         return Staged(query, sent.rows, sent.receipts)
 
     def apply(self, messages: list[Any], query: str, batch: int) -> bool:

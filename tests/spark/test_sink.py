@@ -133,16 +133,23 @@ def test_a_job_that_fails_leaves_nothing(spark: Any, daemon: Daemon) -> None:
     assert daemon.ledger()["applied"] == 0
 
 
-def test_connections_are_used_again_by_later_batches(spark: Any, daemon: Daemon, tmp_path: Path) -> None:
-    rows = make_rows(4_000)
-    put_files(tmp_path / "in", *np.split(rows, 8))
-    query = streaming(files(spark, tmp_path / "in"), daemon, tmp_path / "check").trigger(availableNow=True).start()
-    assert query.awaitTermination(200)
-    assert len(query.recentProgress) >= 8
-    # Each of the two cores has a Python worker; a worker that Spark replaces opens one more.
-    assert daemon.client.get("/v1/status")["staging"]["connections"] <= 4
-    end(daemon)
-    assert_once(daemon, rows)
+def test_a_worker_process_uses_its_connection_for_task_after_task(spark: Any, daemon: Daemon) -> None:
+    from flexstream.spark.nodes import Target
+    from flexstream.spark.options import Options
+    from flexstream.spark.sending import give_up, stage_rows
+
+    target = Target.find(Options.parse({"endpoint": daemon.endpoint, "stream": STREAM.name}))
+    sent = [stage_rows(target, arrow_table(make_rows(100)).to_batches()) for _ in range(3)]
+    stages = daemon.client.get("/v1/stages")["stages"]
+    assert len(stages) == 3
+    assert len({stage["producer"] for stage in stages}) == 1
+    daemon.kill()  # a connection that broke between tasks is replaced
+    daemon.start()
+    sent.append(stage_rows(target, arrow_table(make_rows(100)).to_batches()))
+    assert len(daemon.client.get("/v1/stages")["stages"]) == 4  # the first three are durable
+    for one in sent:
+        give_up(target, {daemon.endpoint: one.receipts[daemon.endpoint]["stage"]})
+    assert daemon.client.get("/v1/stages")["stages"] == []
 
 
 def test_at_least_once_goes_straight_to_the_queries(spark: Any, daemon: Daemon, tmp_path: Path) -> None:
@@ -152,7 +159,6 @@ def test_at_least_once_goes_straight_to_the_queries(spark: Any, daemon: Daemon, 
     assert query.trigger(availableNow=True).start().awaitTermination(120)
     wait_until(lambda: daemon.ledger()["applied"] == len(rows), "the rows")
     assert daemon.ledger()["late"] == 0
-    assert daemon.client.get("/v1/status")["staging"]["connections"] == 0
 
 
 # -- types

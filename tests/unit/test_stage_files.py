@@ -179,7 +179,8 @@ def test_a_flipped_bit_in_the_rows_is_damage(tmp_path: Path) -> None:
 def record(batch: int | None, **changes: object) -> dict[str, object]:
     return {
         "sink": "k", "query": "q", "batch": batch, "stream": "s", "stages": [{"stage": f"u{batch}", "rows": 1}],
-        "rows": 1, "min_time": 0, "max_time": 9, "before": {}, "until": 9, "end": False, "queries": ["a", "b"], "late": {},
+        "rows": 1, "min_time": 0, "max_time": 9, "before": {}, "until": 9, "end": False, "queries": ["a", "b"],
+        "late": {},
     } | changes  # fmt: skip
 
 

@@ -145,10 +145,10 @@ class Engine:
                 "pong": self._pong,
             },
         )
+        self.staging = Staging(self, self._feeder, self._barrier, self._data_dir, stage_limit_bytes, stage_timeout_s)
         for worker in self.workers:
             worker.start()
         self.collector.start()
-        self.staging = Staging(self, self._feeder, self._barrier, self._data_dir, stage_limit_bytes, stage_timeout_s)
         if self._acceptor is not None:
             self._acceptor.start()
         self._stop_ticking = threading.Event()
@@ -224,6 +224,7 @@ class Engine:
 
     def cancel(self, name: str) -> None:
         """Stop a query. Windows that have not fired are dropped; its result log stays on disk."""
+        self.staging.query_gone(name)
         with self._lock:
             self._check_open()
             running = self._running(name)
@@ -233,7 +234,6 @@ class Engine:
         if threading.current_thread() is not self.collector:  # in a callback it would wait for itself
             running.dropped.wait(10)
         self.collector.remove_query(running.number)
-        self.staging.query_gone(name)
         running.log.close()
         running.late_log.close()
 

@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -415,10 +415,10 @@ class Staging:
         with self._lock:
             kept = list(self.journal.kept.values())
         listed = self.stages.list()
+        states = Counter(stage["state"] for stage in listed)
         return {
             "limit_bytes": self.stages.limit_bytes,
-            "open": sum(stage["state"] == "open" for stage in listed),
-            "finished": sum(stage["state"] == "finished" for stage in listed),
+            **{state: states[state] for state in ("open", "finished", "committed")},
             "bytes": sum(stage["bytes"] for stage in listed),
             "kept_batches": len(kept),
             "expired": self.stages.expired,

@@ -59,7 +59,7 @@ class StageFile:
 
     def append(self, *pieces: Any) -> None:
         """Add one frame, given in pieces. StageError leaves the stage as it was."""
-        if self._fd < 0:
+        if self._in_memory:
             data = b"".join(pieces)
             self._kept.append(data)
             self.size_bytes += len(data)
@@ -75,8 +75,12 @@ class StageFile:
             self._begun = self.size_bytes
 
     @property
+    def _in_memory(self) -> bool:
+        return self.path is None and self._fd < 0
+
+    @property
     def in_memory_bytes(self) -> int:
-        return self.size_bytes if self._fd < 0 else 0
+        return self.size_bytes if self._in_memory else 0
 
     def spill(self) -> None:
         """Move what is in memory to a nameless file; it goes with this object."""
@@ -98,6 +102,7 @@ class StageFile:
                 os.fsync(self._fd)
             except OSError as error:
                 raise io_error("write", self.path, error) from error
+            self.close()  # thousands may wait at a time: readers open it again
 
     # Reading ------------------------------------------------------------------------------------------------
 
@@ -105,14 +110,14 @@ class StageFile:
     def open(cls, path: Path) -> tuple[StageFile, dict[str, Any], dict[str, Any]] | None:
         """(stage, about, receipt) of a finished file; None when it was never finished."""
         stage = cls(path)
-        stage._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        stage.size_bytes = os.fstat(stage._fd).st_size
+        fd = stage._open_to_read()
+        stage.size_bytes = os.fstat(fd).st_size
         about = receipt = None
         try:
-            for position, header in stage._headers():
+            for position, header in stage._headers(fd):
                 if header.type is FrameType.DATA:
                     continue
-                payload = stage._read(position + HEADER_BYTES, header.payload_bytes)
+                payload = stage._read(fd, position + HEADER_BYTES, header.payload_bytes)
                 if not check_crc(header, payload):
                     break
                 document = json.loads(payload.tobytes())
@@ -122,24 +127,29 @@ class StageFile:
                     receipt = document if header.type is FrameType.EOS else None
         except (WireError, ValueError, StageError):
             receipt = None
-        if about is None or receipt is None:
-            stage.close()
-            return None
-        return stage, about, receipt
+        finally:
+            os.close(fd)
+        return (stage, about, receipt) if about is not None and receipt is not None else None
 
-    def _headers(self) -> Iterator[tuple[int, Header]]:
+    def _open_to_read(self) -> int:
+        try:
+            return os.dup(self._fd) if self.path is None else os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise io_error("read", self.path, error) from error
+
+    def _headers(self, fd: int) -> Iterator[tuple[int, Header]]:
         at = 0
         while at < self.size_bytes:
-            header = Header.unpack(self._read(at, HEADER_BYTES).tobytes())
+            header = Header.unpack(self._read(fd, at, HEADER_BYTES).tobytes())
             yield at, header
             at += HEADER_BYTES + header.payload_bytes
 
-    def _read(self, position: int, length: int) -> Bytes:
+    def _read(self, fd: int, position: int, length: int) -> Bytes:
         data = np.empty(length, np.uint8)
         view, at = data.data, 0
         while at < length:
             try:
-                n = os.preadv(self._fd, [view[at:]], position + at)
+                n = os.preadv(fd, [view[at:]], position + at)
             except OSError as error:
                 raise io_error("read", self.path, error) from error
             if n == 0:
@@ -149,21 +159,24 @@ class StageFile:
 
     def blocks(self) -> Iterator[tuple[Header, Bytes]]:
         """The DATA frames in order, each checked. StageError (`stage_damaged`) when one is not what was written."""
-        if self._fd < 0:
+        if self._in_memory:
             for data in self._kept:
                 header = Header.unpack(data)
                 if header.type is FrameType.DATA:
                     yield header, np.frombuffer(data, np.uint8, offset=HEADER_BYTES)
             return
+        fd = self._open_to_read()
         try:
-            for position, header in self._headers():
+            for position, header in self._headers(fd):
                 if header.type is FrameType.DATA:
-                    payload = self._read(position + HEADER_BYTES, header.payload_bytes)
+                    payload = self._read(fd, position + HEADER_BYTES, header.payload_bytes)
                     if not check_crc(header, payload):
                         raise self._damaged(position)
                     yield header, payload
         except WireError as error:
             raise self._damaged(self.size_bytes) from error
+        finally:
+            os.close(fd)
 
     def verify(self) -> None:
         for _ in self.blocks():

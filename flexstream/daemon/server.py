@@ -190,6 +190,7 @@ class Daemon:
         left = {name: query for name, query in self._catalog.queries.items() if name not in self.engine.queries}
 
         def submit(names: list[str]) -> None:
+            notify("STATUS=applying committed batches again", "EXTEND_TIMEOUT_USEC=60000000")
             for name in names:
                 if name in left:
                     self._bring_back(f"query {name}", partial(self.engine.submit, left.pop(name)))

@@ -47,10 +47,12 @@ def test_killed(point: str, tmp_path: Path) -> None:
         for number, rows in enumerate(batches):
             drive(daemon, number, rows)
         end(daemon)
-        wait_for(daemon, lambda status: status["stages"]["kept_batches"] == 0)
+        wait_for(daemon, lambda status: status["stages"]["kept_batches"] == status["stages"]["committed"] == 0)
         assert daemon.deaths >= 1, "it was to die"
         check(daemon, batches)
-        assert not list((tmp_path / "data" / "stage").glob("*.stage"))
+        left = {stage["stage"]: stage["state"] for stage in daemon.client.get("/v1/stages")["stages"]}
+        assert set(left.values()) <= {"finished"}, "only what an attempt before had staged waits for its end"
+        assert {path.stem for path in (tmp_path / "data" / "stage").glob("*.stage")} == set(left)
 
 
 def test_killed_after_every_commit_and_while_replaying(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flexstream.spark.datasource import FlexStreamDataSource
     from flexstream.spark.session import configure
-    from flexstream.spark.ship import ship
+    from flexstream.spark.shipping import ship
     from flexstream.spark.sink import finish
     from flexstream.spark.translate import to_spark
     from flexstream.spark.types import result_schema
@@ -23,7 +23,7 @@ _LAZY = {
     "configure": "flexstream.spark.session",
     "finish": "flexstream.spark.sink",
     "result_schema": "flexstream.spark.types",
-    "ship": "flexstream.spark.ship",
+    "ship": "flexstream.spark.shipping",
     "to_spark": "flexstream.spark.translate",
 }
 
@@ -33,7 +33,8 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module 'flexstream.spark' has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(module), name)
+        globals()[name] = value = getattr(importlib.import_module(module), name)
+        return value
     except ImportError as error:
         if error.name is not None and error.name.split(".")[0] in ("pyspark", "py4j"):
             raise ImportError(

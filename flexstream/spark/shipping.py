@@ -173,11 +173,24 @@ def _check_schema(path: str, schema: Any, stream: Stream) -> None:
     missing = [name for name in stream.schema.names if name not in schema.names]
     if missing:
         raise SchemaError(f"{path} lacks {', '.join(missing)}", code="unknown_field", hint=f"it has {schema.names}")
-    columns = [schema.field(name) for name in stream.schema.names]
-    try:
-        import pyarrow as pa
+    import pyarrow as pa
 
-        stream.schema.pack(pa.schema(columns).empty_table())
+    for field in stream.schema:
+        given = schema.field(field.name).type
+        if pa.types.is_dictionary(given):
+            given = given.value_type
+        text = pa.types.is_string(given) or pa.types.is_large_string(given) or pa.types.is_fixed_size_binary(given)
+        text = text or pa.types.is_binary(given) or pa.types.is_large_binary(given)
+        number = pa.types.is_integer(given) or pa.types.is_floating(given) or pa.types.is_boolean(given)
+        if not (text if field.kind == "bytes" else number or pa.types.is_timestamp(given)):
+            raise SchemaError(
+                f"{path}: column {field.name!r} is {given} in the file, but {field.type} in stream {stream.name!r}",
+                code="bad_types",
+                hint="write the file with another type, or go through df.write with a cast",
+            )
+    columns = pa.schema([schema.field(name) for name in stream.schema.names])
+    try:
+        stream.schema.pack(columns.empty_table())
     except SchemaError as error:
         raise SchemaError(f"{path}: {error.message}", code=error.code, hint=error.hint) from None
 

@@ -52,7 +52,7 @@ class _Results:
     def _bounds(self, endpoint: str) -> tuple[int, int]:
         client = self._client(endpoint)
         about = persist(lambda: client.get(f"/v1/queries/{quote(self.query, safe='')}"), self.options.timeout_s)
-        return int(about["first_offset"]), int(about["next_offset"])
+        return int(about["log"]["first_offset"]), int(about["log"]["next_offset"])
 
     def parts(self, begin: dict[str, int], end: dict[str, int]) -> list[Part]:
         step = self.options.partition_rows

@@ -173,6 +173,4 @@ def assert_once(daemon: Daemon, *sent: np.ndarray, query: fs.Query = QUERY) -> N
     expected = run(query, rows).windows
     wait_until(lambda: len(daemon.results(query)) >= len(expected), f"{len(expected)} results")
     assert_same_results(query, daemon.results(query), expected)
-    ledger = daemon.ledger(query.stream.name)
-    assert ledger["late"] == 0, ledger
-    assert ledger["rejected"] == 0, ledger
+    assert daemon.ledger(query.stream.name)["late"] == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.spark import result_schema
+from flexstream import spark as fspark
 from flexstream.testing import run
 from tests.property.checks import as_rows, assert_same_results
 from tests.spark.rig import QUERY, STREAM, Daemon, make_rows, serving, wait_until
@@ -28,7 +28,7 @@ def filled(daemon: Daemon, rows: np.ndarray) -> int:
 
     def settled() -> bool:
         nonlocal seen
-        before, seen = seen, int(daemon.client.get(f"/v1/queries/{QUERY.name}")["next_offset"])
+        before, seen = seen, int(daemon.client.get(f"/v1/queries/{QUERY.name}")["log"]["next_offset"])
         return seen > 0 and seen == before
 
     wait_until(settled, "results")
@@ -57,7 +57,7 @@ def test_results_come_back_as_a_frame_in_parts(spark: Any, daemon: Daemon) -> No
     rows = make_rows(20_000)
     count = filled(daemon, rows)
     df = reading(spark.read, daemon, partition_rows=100).load()
-    assert df.schema == result_schema(QUERY)
+    assert df.schema == fspark.result_schema(QUERY)
     assert df.rdd.getNumPartitions() == -(-count // 100)
     found = results_of(df.toArrow())
     assert len(found) == count
@@ -69,9 +69,7 @@ def test_a_query_without_results_is_an_empty_frame(spark: Any, daemon: Daemon) -
     assert reading(spark.read, daemon).load().count() == 0
 
 
-def test_a_stream_of_results_is_limited_and_goes_on_after_a_restart(
-    spark: Any, daemon: Daemon, tmp_path: Path
-) -> None:
+def test_a_stream_of_results_is_limited_and_goes_on_after_a_restart(spark: Any, daemon: Daemon, tmp_path: Path) -> None:
     # Given: results, read as a stream with at most 100 rows in a micro-batch.
     first, second = make_rows(8_000), make_rows(8_000, start=20_000, seed=2)
     count = filled(daemon, first)

@@ -14,7 +14,7 @@ import pytest
 
 import flexstream as fs
 from flexstream import col
-from flexstream.spark import result_schema
+from flexstream import spark as fspark
 from flexstream.testing import run
 from tests.property.checks import (
     as_rows,
@@ -93,7 +93,7 @@ def test_random_queries_agree_with_the_oracle_and_the_engine(spark: Any, seed: i
 
 def test_names_and_types_are_those_of_the_source(spark: Any) -> None:
     made = QUERY.to_spark(frame(spark, make_rows(10), 1)).schema
-    wanted = result_schema(QUERY)
+    wanted = fspark.result_schema(QUERY)
     assert [(field.name, field.dataType) for field in made] == [(field.name, field.dataType) for field in wanted]
 
 

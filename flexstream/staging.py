@@ -172,13 +172,18 @@ class Staging:
         return {"stage": stage_id, "dropped": was in ("open", "finished"), "was": was}
 
     def end_all(self) -> None:
-        """End of stream for every sink."""
-        for stream, live in list(self.journal.sinks.items()):
-            for sink in list(live):
+        """End of stream for every sink that has committed."""
+        for (stream, sink), session in list(self._sessions.items()):
+            if session.state not in ("ending", "ended"):
                 self.commit(sink, "", None, [], stream=stream, end=True)
 
     def query_gone(self, name: str) -> None:
-        with self._lock:
+        """A query was cancelled. Batches do not wait for it any more, and are not for one of that name later."""
+        self.journal.query_gone(name)
+
+    def only_queries(self, names: set[str]) -> None:
+        """After a restart: these are all there are."""
+        for name in {name for record in self.journal.kept_records() for name in record["queries"]} - names:
             self.journal.query_gone(name)
 
     # Applying -----------------------------------------------------------------------------------------------
@@ -279,19 +284,17 @@ class Staging:
             log.warning("stages_not_tidied", extra={"fields": {"error": error.message}})
 
     def _let_go(self) -> None:
-        with self._lock:
-            kept = [record for record in self.journal.kept.values() if record["number"] in self._applied]
+        kept = [record for record in self.journal.kept_records() if record["number"] in self._applied]
         done = self._finished(kept)
         if not done or self._stopping.is_set():
             return
         if self.stages.directory is not None and not self._in_the_logs({record["stream"] for record in done}):
             return
-        with self._lock:
-            numbers = [record["number"] for record in done]
-            self.journal.done(numbers)
-            self._applied.difference_update(numbers)
-            self._settled.difference_update(numbers)
-            self.journal.rewrite()
+        numbers = [record["number"] for record in done]
+        self.journal.done(numbers)
+        self._applied.difference_update(numbers)
+        self._settled.difference_update(numbers)
+        self.journal.rewrite()
         self.stages.forget(stage["stage"] for record in done for stage in record["stages"])
 
     def _finished(self, kept: list[Record]) -> list[Record]:
@@ -309,6 +312,8 @@ class Staging:
     def _has_fired(self, record: Record) -> bool:
         """Whether the watermark of every group has passed every window of the batch, and their lateness."""
         queries = [q for q in self._engine.running()[1] if q.query.name in record["queries"]]
+        if len(queries) < len(record["queries"]):
+            return False  # one did not come back after a restart: the batch waits for it
         if not queries or record["max_time"] is None or record["number"] in self._settled:
             return True
         running = self._stream(record["stream"])
@@ -412,15 +417,13 @@ class Staging:
         return self.stages.counts(stream)
 
     def status(self) -> dict[str, Any]:
-        with self._lock:
-            kept = list(self.journal.kept.values())
         listed = self.stages.list()
         states = Counter(stage["state"] for stage in listed)
         return {
             "limit_bytes": self.stages.limit_bytes,
             **{state: states[state] for state in ("open", "finished", "committed")},
             "bytes": sum(stage["bytes"] for stage in listed),
-            "kept_batches": len(kept),
+            "kept_batches": len(self.journal.kept),
             "expired": self.stages.expired,
             "connections": self.port.connections,
             "failed": dict(self.failed),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ class Applied:
 
 
 class CommitJournal:
-    """The applied batches. `directory` None keeps it in memory. One caller at a time."""
+    """The applied batches. `directory` None keeps it in memory. Thread-safe."""
 
     def __init__(self, directory: Path | None) -> None:
         """Read the journal. Raises StageError (`journal_damaged`, `stage_io`)."""
@@ -64,6 +65,7 @@ class CommitJournal:
         self.dropped_stages: list[str] = []  # of batches that were done when the journal was read
         self.next_number = 1
         self._sinks_from = 0  # `sinks` knows already of batches with a lower number
+        self._lock = threading.RLock()
         self._fd = -1
         self._size = 0
         if self.path is not None:
@@ -104,7 +106,12 @@ class CommitJournal:
         return known is not None and batch in known
 
     def kept_of(self, stream: str) -> list[Record]:
-        return [record for record in self.kept.values() if record["stream"] == stream]
+        return [record for record in self.kept_records() if record["stream"] == stream]
+
+    def kept_records(self) -> list[Record]:
+        """In the order of their commits."""
+        with self._lock:
+            return list(self.kept.values())
 
     def _take(self, record: Record) -> None:
         kind = record["op"]
@@ -146,22 +153,25 @@ class CommitJournal:
 
     def commit(self, record: Record) -> Record:
         """Make a batch applied, for good. StageError: it is not, and nothing else has changed."""
-        record = {"op": "commit", "number": self.next_number, "at": time.time(), **record}
-        self._append(record)
-        self._take(record)
-        return record
-
-    def done(self, numbers: list[int]) -> None:
-        record = {"op": "done", "numbers": numbers}
-        self._append(record)
-        self._take(record)
-        self.dropped_stages.clear()  # the caller removes them; only a reopened journal may find them left over
-
-    def query_gone(self, name: str) -> None:
-        if any(name in record["queries"] for record in self.kept.values()):
-            record = {"op": "gone", "query": name}
+        with self._lock:
+            record = {"op": "commit", "number": self.next_number, "at": time.time(), **record}
             self._append(record)
             self._take(record)
+            return record
+
+    def done(self, numbers: list[int]) -> None:
+        with self._lock:
+            record = {"op": "done", "numbers": numbers}
+            self._append(record)
+            self._take(record)
+            self.dropped_stages.clear()  # the caller removes them; only a reopened journal may find them left over
+
+    def query_gone(self, name: str) -> None:
+        with self._lock:
+            if any(name in record["queries"] for record in self.kept.values()):
+                record = {"op": "gone", "query": name}
+                self._append(record)
+                self._take(record)
 
     def _append(self, record: Record) -> None:
         if self.path is None:
@@ -182,8 +192,12 @@ class CommitJournal:
 
     def rewrite(self, *, always: bool = False) -> None:
         """Write it anew when it has grown: what is not needed any more goes. StageError leaves the old one."""
-        if self.path is None or self._fd < 0 or (self._size < REWRITE_BYTES and not always):
-            return
+        with self._lock:
+            if self._fd >= 0 and (self._size >= REWRITE_BYTES or always):
+                self._rewrite()
+
+    def _rewrite(self) -> None:
+        assert self.path is not None
         state = {
             "op": "state",
             "next": self.next_number,
@@ -210,9 +224,10 @@ class CommitJournal:
         self._fd, self._size = fd, len(data)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
 
 
 def _line(record: Record) -> bytes:

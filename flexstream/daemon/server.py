@@ -199,6 +199,8 @@ class Daemon:
         if staging is not None:
             staging.replay(submit)  # batches that are applied again are for the queries that saw them, no others
         submit(list(left))
+        if staging is not None:
+            staging.only_queries({*self.engine.queries, *self._catalog.queries})
 
     def _bring_back(self, what: str, apply: Callable[[], Any]) -> None:
         """One entry that fails must not keep the others, and the daemon, away."""

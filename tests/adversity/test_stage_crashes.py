@@ -68,6 +68,22 @@ def test_killed_after_every_commit_and_while_replaying(tmp_path: Path) -> None:
         assert daemon.deaths >= BATCHES
 
 
+def test_killed_when_the_first_batches_are_done(tmp_path: Path) -> None:
+    """The batches that are applied again meet the watermark that they met: what was late is late, no more."""
+    batches = make_batches(12, 400)
+    with staged_daemon(tmp_path / "data") as daemon:
+        for number in range(10):
+            drive(daemon, number, batches[number])
+        wait_for(daemon, lambda status: status["stages"]["kept_batches"] < 6)
+        daemon.kill()
+        daemon.start()
+        assert daemon.client.get("/v1/status")["stages"]["failed"] == {}
+        for number in (10, 11):
+            drive(daemon, number, batches[number])
+        end(daemon)
+        check(daemon, batches)
+
+
 def test_stopped_after_every_commit(tmp_path: Path) -> None:
     batches = make_batches(BATCHES)
     with staged_daemon(tmp_path / "data") as daemon:

@@ -55,7 +55,7 @@ def served(use: Callable[[aiohttp.ClientSession, FakeStaging], Awaitable[None]])
         engine = FakeEngine()
         engine.staging = FakeStaging()  # type: ignore[attr-defined]
         daemon = Daemon(engine)
-        engine.staging.replay = lambda submit: None  # type: ignore[attr-defined]
+        engine.staging.replay = engine.staging.only_queries = lambda given: None  # type: ignore[attr-defined]
         await daemon.start()
         host, port = daemon.control_address
         try:

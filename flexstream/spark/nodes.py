@@ -97,7 +97,7 @@ def persist(call: Callable[[], Answer], timeout_s: float) -> Answer:
             if time.monotonic() + pause > deadline:
                 raise
         except FlexStreamError as error:
-            if error.code not in ("stopping", "starting") or time.monotonic() + pause > deadline:
+            if error.code != "shutting_down" or time.monotonic() + pause > deadline:
                 raise
         time.sleep(pause)
     raise AssertionError("pauses do not end")

@@ -90,7 +90,8 @@ def stage_rows(target: Target, batches: Iterable[Any], prefix: str = "") -> Sent
             for producer, part in zip(stages.values(), split(stream, target.groups, len(stages), rows), strict=True):
                 producer.send_packed(part)
         for endpoint, producer in stages.items():
-            sent.receipts[endpoint] = producer.finish_stage(timeout=target.timeout_s)
+            receipt = producer.finish_stage(timeout=target.timeout_s)
+            sent.receipts[endpoint] = {name: receipt[name] for name in ("stage", "rows", "bytes")}  # commits stay small
     except BaseException:
         for endpoint in stages:
             _pool.drop(_key("stage", target, endpoint))

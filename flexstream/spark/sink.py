@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from flexstream.errors import ConfigError
+from flexstream.errors import ConfigError, FlexStreamError
 from flexstream.spark import types
 from flexstream.spark.nodes import Target, persist
 from flexstream.spark.options import DEFAULT_SINK, Options
@@ -115,6 +115,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._writer = Writer(options, Writer.check(options, schema, overwrite))
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        if not _whose()[0]:
+            raise FlexStreamError(
+                f"Spark does not say which query this is ({QUERY_PROPERTY}): batches of two queries could be mixed up",
+                code="no_query_id",
+                hint="this Spark is not supported: tell us its version",
+            )
         return self._writer.send(iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:

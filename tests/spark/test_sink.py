@@ -107,6 +107,17 @@ def test_a_stream_of_files_arrives_once_across_a_restart_of_the_query(
     assert_once(daemon, rows)
 
 
+def test_two_queries_with_one_sink_id_are_not_taken_for_one(spark: Any, daemon: Daemon, tmp_path: Path) -> None:
+    rows = make_rows(2_000)
+    for name, part in zip("ab", np.split(rows, 2), strict=True):  # both have a batch 0
+        put_files(tmp_path / name, part)
+        df = files(spark, tmp_path / name)
+        query = streaming(df, daemon, tmp_path / f"check-{name}").trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+    end(daemon)
+    assert_once(daemon, rows)
+
+
 def test_a_task_that_fails_after_sending_is_run_again_and_counts_once(spark: Any, daemon: Daemon) -> None:
     rows = make_rows(6_000)
 

@@ -32,7 +32,7 @@ STREAM = fs.Stream(
     "s", {"t": "timestamp[ms]", "k": "i32", "x": "i64", "pad": "bytes[12]"}, key="k", time="t", max_disorder="5ms"
 )
 TUMBLING = STREAM.query("tumbling").window(fs.tumbling("100ms")).agg(n=fs.count(), total=fs.sum("x"))
-SLIDING = STREAM.query("sliding").window(fs.sliding("60ms", every="20ms"), allowed_lateness="90ms").agg(n=fs.count())
+SLIDING = STREAM.query("sliding").window(fs.sliding("60ms", every="20ms"), allowed_lateness="150ms").agg(n=fs.count())
 QUERIES = (TUMBLING, SLIDING)
 
 POINTS = {
@@ -176,14 +176,14 @@ def staged_daemon(data_dir: Path, *arguments: str, die: str = "") -> Iterator[St
         daemon.close()
 
 
-def make_batches(count: int, rows_each: int = 900, seed: int = 1) -> list[np.ndarray]:
-    """Batches of rows in rough order of time; a few are too late for some windows, and a few for all."""
+def make_batches(count: int, rows_each: int = 900, seed: int = 1, old_share: float = 0.02) -> list[np.ndarray]:
+    """Batches of rows in rough order of time; some of the old ones are too late for some windows, some for all."""
     rng = np.random.default_rng(seed)
     batches = []
     for batch in range(count):
         rows = np.zeros(rows_each, STREAM.schema.dtype)
         rows["t"] = batch * 50 + rng.integers(0, 80, rows_each)
-        old = rng.random(rows_each) < 0.02
+        old = rng.random(rows_each) < old_share
         rows["t"][old] -= rng.integers(0, 300, int(old.sum()))
         rows["k"] = rng.integers(0, 40, rows_each)
         rows["x"] = rng.integers(-1000, 1000, rows_each)

@@ -45,8 +45,8 @@ def to_spark(query: Query, df: DataFrame, *, groups: int = 128) -> DataFrame:
     rows, arguments = _arguments(rows, columns, bound)
     keys = {key: columns.names[key] for key in query.stream.key}
     grouped = rows.groupBy(_window(bound), *map(F.col, keys.values()))
-    aggregated = grouped.agg(*(_aggregate(a, arguments) for a in bound.aggregates))
-    return _results(query, aggregated, keys, groups)
+    aggregated = grouped.agg(*(_aggregate(a, arguments).alias(f"_r{i}") for i, a in enumerate(bound.aggregates)))
+    return _results(bound, aggregated, keys, groups)
 
 
 def _refuse(query: Query, operator: str, why: str, hint: str | None = None) -> QueryError:
@@ -143,24 +143,23 @@ def _window(bound: BoundQuery) -> Column:
 
 def _aggregate(aggregate: BoundAggregate, arguments: dict[str, str]) -> Column:
     if aggregate.arg is None:
-        return F.count(F.lit(1)).alias(aggregate.name)
+        return F.count(F.lit(1))
     argument = F.col(arguments[aggregate.name])
     function = {"sum": F.sum, "min": F.min, "max": F.max, "avg": F.avg, "stddev": F.stddev_samp}[aggregate.fn]
-    return function(argument).alias(aggregate.name)
+    return function(argument)
 
 
-def _results(query: Query, aggregated: DataFrame, key_names: dict[str, str], groups: int) -> DataFrame:
-    keys = {key.name: _of_type(F.col(key_names[key.name]), key.arrow) for key in query.stream.key_fields}
-    window = {"window_start": F.col(f"{WINDOW}.start"), "window_end": F.col(f"{WINDOW}.end")}
-    group = F.pmod(F.hash(*keys.values()), F.lit(groups)).cast("int")
-    made = {**window, **keys, "group": group, "revision": F.lit(0).cast("int")}
-    columns = []
-    for position, (name, kind) in enumerate(query.bound().result_fields):
-        column = made.get(name)
-        if column is None:
-            column = _of_type(F.col(aggregated.columns[position - 1]), kind)  # one window column, not two
-        columns.append(column.alias(name))
-    return aggregated.select(*columns)
+def _results(bound: BoundQuery, aggregated: DataFrame, key_names: dict[str, str], groups: int) -> DataFrame:
+    keys = {key.name: _of_type(F.col(key_names[key.name]), key.arrow) for key in bound.query.stream.key_fields}
+    made = {
+        "window_start": F.col(f"{WINDOW}.start"),
+        "window_end": F.col(f"{WINDOW}.end"),
+        **keys,
+        **{a.name: _of_type(F.col(f"_r{i}"), a.result_type) for i, a in enumerate(bound.aggregates)},
+        "group": F.pmod(F.hash(*keys.values()), F.lit(groups)).cast("int"),
+        "revision": F.lit(0).cast("int"),
+    }
+    return aggregated.select(*(made[name].alias(name) for name, _ in bound.result_fields))
 
 
 def _of_type(value: Column, arrow: str) -> Column:

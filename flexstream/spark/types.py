@@ -163,9 +163,8 @@ def not_null(column: Column, given: T.StructField, stream: Stream) -> Column:
     """Rows have no nulls: a null ends the Spark query as it would end the sink's task."""
     if not given.nullable:
         return column
-    message = (
-        f"column {given.name!r} of stream {stream.name!r} is null in a row, and rows have no nulls: fill or drop it"
-    )
+    rule = f"rows of stream {stream.name!r} have no nulls: fill or drop it"
+    message = f"column {given.name!r} is null in a row, and {rule}"
     return F.coalesce(column, F.raise_error(F.lit(message)).cast(given.dataType))
 
 

@@ -50,7 +50,8 @@ def driver(*arguments: Any) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         kill_all(process)
-        process.communicate()
+        output, _ = process.communicate()
+        print(output)  # shown with a failure
 
 
 def kill_all(process: subprocess.Popen[str]) -> None:
@@ -145,9 +146,10 @@ def test_a_daemon_that_restarts_in_the_middle_of_a_task_gets_the_rows_once(
 
     df = frame(spark, rows, 1)
     writer = df.mapInArrow(stops_half_way, df.schema).write.format("flexstream").mode("append")
-    job = threading.Thread(
-        target=writer.options(endpoint=daemon.endpoint, stream=STREAM.name, end=True, timeout_s=30).save
-    )
+    from pyspark import InheritableThread
+
+    writer = writer.options(endpoint=daemon.endpoint, stream=STREAM.name, end=True, timeout_s=30)
+    job = InheritableThread(target=writer.save)
     job.start()
     # When: the daemon dies and comes back. Then: Spark runs the task again, and the rows count once.
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,14 @@ def test_names_and_types_are_those_of_the_source(spark: Any) -> None:
 
 
 def test_a_streaming_frame_fires_the_windows_that_the_watermark_has_passed(spark: Any, tmp_path: Path) -> None:
-    # Given: three files, one after the other in event time; the last is far away and only moves the watermark.
+    # Given: files one after the other in event time; the last two are far away: one moves the watermark, and the
+    # other makes Spark look at it.
     rows = make_rows(6_000)
-    far = make_rows(1, start=1_000_000)
+    far = [make_rows(1, start=start) for start in (1_000_000, 1_000_001)]
     (tmp_path / "in").mkdir()
-    for i, part in enumerate((rows[:3_000], rows[3_000:], far)):
+    for i, part in enumerate((rows[:3_000], rows[3_000:], *far)):
         pq.write_table(arrow_table(part), tmp_path / "in" / f"{i}.parquet")
+        os.utime(tmp_path / "in" / f"{i}.parquet", (1_000_000 + i, 1_000_000 + i))  # Spark takes them by age
     df = spark.readStream.schema(SPARK_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
     # When: the translated query runs in append mode.
     writer = QUERY.to_spark(df, groups=16).writeStream.format("memory").queryName("fired").outputMode("append")

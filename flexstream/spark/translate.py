@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from flexstream.query import Query
 
-I64_MIN, I64_MAX = -(2**63), 2**63 - 1
+I64_MIN = -(2**63)
+BEGINNING = -(2**62)  # microseconds: before any timestamp
 EVENT_TIME, WINDOW = "__event_time", "__window"  # no field begins with an underscore
 _FAIL_ON_INTEGERS = {"add", "sub", "mul", "neg", "abs"}
 
@@ -39,7 +40,7 @@ def to_spark(query: Query, df: DataFrame, *, groups: int = 128) -> DataFrame:
     rows, columns = _take_rows(query, df)
     for step in bound.steps:
         if isinstance(step, BoundFilter):
-            rows = rows.filter(columns.translate(step.expr))
+            rows = _keep(rows, columns.translate(step.expr))
         elif isinstance(step, BoundMap):
             rows, columns = _map(rows, columns, step.columns)
     rows, arguments = _arguments(rows, columns, bound)
@@ -116,6 +117,15 @@ def _microseconds(nanoseconds: int) -> str:
     return f"{-(-nanoseconds // 1000)} microseconds"
 
 
+def _keep(rows: DataFrame, condition: Column) -> DataFrame:
+    """A filter. Rows that it drops move the watermark too, as in FlexStream: Spark would filter before it looks at the
+    time, unless the condition has to do with the time.
+    """
+    if rows.isStreaming:
+        condition = F.when(F.col(EVENT_TIME) > F.timestamp_micros(F.lit(BEGINNING)), condition)
+    return rows.filter(condition)
+
+
 def _map(rows: DataFrame, columns: Columns, trees: dict[str, Typed]) -> tuple[DataFrame, Columns]:
     made = {f"_{len(rows.columns) + i}": columns.translate(tree) for i, tree in enumerate(trees.values())}
     fallible = (columns.fallible - trees.keys()) | {name for name, tree in trees.items() if columns.can_fail(tree)}
@@ -130,7 +140,7 @@ def _arguments(rows: DataFrame, columns: Columns, bound: BoundQuery) -> tuple[Da
         rows = rows.withColumns({made[name]: columns.translate(tree) for name, tree in trees.items()})
     for name, tree in trees.items():
         if columns.can_fail(tree):
-            rows = rows.filter(F.col(made[name]).isNotNull())
+            rows = _keep(rows, F.col(made[name]).isNotNull())
     return rows, made
 
 

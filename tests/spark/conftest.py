@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.spark)
             if item.get_closest_marker("time_limit") is None:
-                item.add_marker(pytest.mark.time_limit(240))  # the first one starts Spark
+                item.add_marker(pytest.mark.time_limit(600))  # seconds, but a busy machine may take minutes
 
 
 def need_spark() -> None:

@@ -23,7 +23,7 @@ from flexstream.testing import run
 from tests.conftest import PROJECT
 from tests.property.checks import assert_same_results
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 MAIN = "from flexstream.cli import main; main()"
 GROUPS = 16
 STREAM = fs.Stream(

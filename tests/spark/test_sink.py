@@ -105,7 +105,7 @@ def test_a_stream_of_files_arrives_once_across_a_restart_of_the_query(
     put_files(tmp_path / "in", *parts[:3])
     for after in (parts[3:], []):
         query = streaming(files(spark, tmp_path / "in"), daemon, tmp_path / "check").trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(400)
         put_files(tmp_path / "in", *after)
     end(daemon)
     assert_once(daemon, rows)
@@ -117,7 +117,7 @@ def test_two_queries_with_one_sink_id_are_not_taken_for_one(spark: Any, daemon: 
         put_files(tmp_path / name, part)
         df = files(spark, tmp_path / name)
         query = streaming(df, daemon, tmp_path / f"check-{name}").trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(400)
     end(daemon)
     assert_once(daemon, rows)
 
@@ -172,7 +172,7 @@ def test_at_least_once_goes_straight_to_the_queries(spark: Any, daemon: Daemon, 
     rows = make_rows(6_000)
     put_files(tmp_path / "in", *np.split(rows, 3))
     query = streaming(files(spark, tmp_path / "in"), daemon, tmp_path / "check", at_least_once=True)
-    assert query.trigger(availableNow=True).start().awaitTermination(120)
+    assert query.trigger(availableNow=True).start().awaitTermination(400)
     wait_until(lambda: daemon.ledger()["applied"] == len(rows), "the rows")
     assert daemon.ledger()["late"] == 0
 

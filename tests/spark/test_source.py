@@ -78,7 +78,7 @@ def test_a_stream_of_results_is_limited_and_goes_on_after_a_restart(spark: Any, 
         df = reading(spark.readStream, daemon, max_rows=100).load()
         writer = df.writeStream.format("parquet").option("path", str(tmp_path / "out"))
         query = writer.option("checkpointLocation", str(tmp_path / "check")).trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(400)
         return query
 
     progress = read().recentProgress

@@ -90,7 +90,7 @@ def test_a_commit_raises_the_watermark_to_its_rows_and_no_further(data_dir: Path
         expected = {w: v for w, v in run(QUERY, rows[:2000]).windows.items() if w[0] + 100 <= 499 - 5}
         wait_until(lambda: len(results(engine)) >= len(expected))
         assert_same_results(QUERY, results(engine), expected)
-        assert engine.status()["streams"]["s"]["watermark"]["max"] == 494
+        wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["max"] == 494)
         engine.staging.commit("sink", "query", 1, [stage(engine, rows[2000:])])
         assert_equal_to_oracle(engine, rows)
 
@@ -309,8 +309,8 @@ def test_two_sinks_hold_each_others_windows() -> None:
     with serving() as engine:
         engine.staging.commit("slow", "q", 0, [stage(engine, rows[:40])])
         engine.staging.commit("fast", "q", 0, [stage(engine, rows[40:])])
-        engine.flush()
-        assert engine.status()["streams"]["s"]["watermark"]["max"] == 9 - 5
+        wait_until(lambda: ledger(engine)["applied"] == 4000)
+        wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["max"] == 9 - 5)
         engine.staging.commit("slow", "q", None, [], stream="s", end=True)
         wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["max"] == 999 - 5)
         assert_equal_to_oracle(engine, rows)
@@ -345,8 +345,7 @@ def test_rows_too_late_for_their_window_are_late_and_rows_without_a_window_rejec
     with serving() as engine:
         engine.staging.commit("sink", "q", 0, [stage(engine, rows)])
         engine.staging.commit("sink", "q", 1, [stage(engine, odd)])
-        wait_until(lambda: ledger(engine)["late"] == 1)
-        assert ledger(engine)["rejected"] == 2
+        wait_until(lambda: ledger(engine)["late"] == 1 and ledger(engine)["rejected"] == 2)
         assert engine.status()["streams"]["s"]["watermark"]["max"] == 999 - 5
         assert_equal_to_oracle(engine, rows)
         assert len(as_rows(engine.late("q"))) == 1

@@ -2,7 +2,7 @@
 
 Runs an event loop in a thread of its own. It sees a data connection only until its HELLO is read; from then on the
 worker owns the socket. Control connections (group 0xFFFF) stay here: they carry a session's registration, its
-watermark for groups that it has not opened, and its end.
+watermark for groups that it has not opened, and its end. Staging connections (0xFFFE) go to a thread (stage_port.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from flexstream.wire import (
     CONTROL_GROUP,
     HEADER_BYTES,
     MAX_FRAME_BYTES,
+    STAGE_GROUP,
     VERSION,
     ErrorCode,
     FrameType,
@@ -219,6 +220,8 @@ class Acceptor:
             port, session = hello.check(header, said, self._engine, self._token)
             if session is not None:
                 self._hand_over(sock, peer, listener, port, session, header, said)
+            elif group == STAGE_GROUP:
+                self._engine.staging.port.adopt(sock, peer, port.stream, said)
             else:
                 lost = "control connection lost"
                 await self._control(sock, peer, port, said)

@@ -30,6 +30,12 @@ class Sink(Protocol):
     def append(self, batch: pa.RecordBatch) -> Any: ...
 
 
+class Known(Protocol):
+    """Rows that a log holds already."""
+
+    def without(self, data: bytes) -> bytes: ...
+
+
 class Latencies:
     """Marker latencies: the last 100,000, for percentiles."""
 
@@ -70,8 +76,13 @@ class Feed:
         self.held_bytes = 0
         self.error: str | None = None
         self.callbacks: list[Callable[[pa.RecordBatch], None]] = []
+        self.known: Known | None = None  # what the log held before a restart, and must not get again
 
     def write(self, data: bytes) -> None:
+        if self.known is not None:
+            data = self.known.without(data)
+            if not data:
+                return
         self.held.append(self.rows.batch(data))
         self.held_bytes += len(data)
         self.flush()

@@ -58,6 +58,8 @@ class Config:
     expected_producers: int
     retention_bytes: int | None
     retention_s: float | None
+    stage_limit_bytes: int | None
+    stage_timeout_s: float
     drain_timeout_s: float
     max_body_bytes: int
     log_level: str
@@ -72,7 +74,7 @@ class Config:
         names = (
             "workers groups data_dir nic pin busy_poll frame_bytes idle_timeout_s session_timeout_s"
             " hello_timeout_s max_pending_hello max_sessions expected_producers retention_bytes"
-            " retention_s token compile"
+            " retention_s token compile stage_limit_bytes stage_timeout_s"
         )
         arguments = {name: getattr(self, name) for name in names.split()}
         arguments["listen"] = join_address(*self.data)
@@ -292,6 +294,8 @@ SETTINGS: dict[str, Setting] = {
         Setting("expected_producers", _count(0, 1 << 16), 0, "no window fires before so many have come"),
         Setting("retention_bytes", _optional(_size), None, "results kept per query; none keeps all"),
         Setting("retention_s", _optional(_seconds), None, "age of the oldest results kept; none keeps all"),
+        Setting("stage_limit_bytes", _optional(_size), "16GiB", "bound on rows that wait for a commit"),
+        Setting("stage_timeout_s", _seconds, 86400.0, "how long finished stages wait for a commit"),
         Setting("drain_timeout_s", _seconds, 30.0, "how long a stop waits for received rows"),
         Setting("max_body_bytes", _size, 1 << 20, "largest HTTP request body"),
         Setting("log_level", _choice("debug", "info", "warning", "error"), "info", "what is logged"),

@@ -29,7 +29,7 @@ from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd
 from flexstream.engine_options import check_sizes, data_address, worker_cores
-from flexstream.engine_status import engine_status
+from flexstream.engine_status import engine_status, open_windows
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
@@ -42,6 +42,7 @@ from flexstream.result_rows import LateRows, ResultRows
 from flexstream.running import RunningQuery, RunningStream
 from flexstream.session_clock import SessionClock
 from flexstream.sessions import StreamSessions
+from flexstream.staging import DEFAULT_TIMEOUT_S, Staging
 from flexstream.state.result_log import ResultLog
 from flexstream.stream import Stream
 from flexstream.variants import Variants
@@ -62,6 +63,7 @@ class Engine:
     state over all workers; rows that need a new key past it are rejected and counted. pin=False leaves the
     threads to the scheduler. expected_producers: nothing fires before so many have registered. compile: "auto"
     compiles queries to native code in the background, "off" does not, "require" makes submit() wait and raise.
+    stage_limit_bytes, stage_timeout_s: bound on staged rows, and on how long they wait for a commit.
 
     All methods are thread-safe. Raises EngineError: cores that do not exist, ports in use, unknown names.
     """
@@ -88,6 +90,8 @@ class Engine:
         retention_s: float | None = None,
         expected_producers: int = 0,
         compile: str = "auto",
+        stage_limit_bytes: int | None = None,
+        stage_timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         cpus = worker_cores(workers)
         check_sizes(groups, frame_bytes, max_sessions, nic, compile, state_memory_bytes // len(cpus))
@@ -150,6 +154,7 @@ class Engine:
                 "pong": self._pings.pong,
             },
         )
+        self.staging = Staging(self, self._feeder, self._barrier, self._data_dir, stage_limit_bytes, stage_timeout_s)
         for worker in self.workers:
             worker.start()
         self.collector.start()
@@ -228,6 +233,7 @@ class Engine:
 
     def cancel(self, name: str) -> None:
         """Stop a query. Windows that have not fired are dropped; its result log stays on disk."""
+        self.staging.query_gone(name)
         with self._changing_queries(), self._lock:
             self._check_open()
             running = self._running(name)
@@ -290,6 +296,7 @@ class Engine:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._feeder.end(list(self._by_index))
+        self.staging.end_all()
         while left := [(s, running.stream.name) for running in list(self._by_index) for s in running.sessions.all()]:
             self._check_open()
             if deadline is not None and time.monotonic() > deadline:
@@ -407,6 +414,7 @@ class Engine:
         deadline = time.monotonic() + (30.0 if timeout is None else timeout)
         if self._acceptor is not None:
             self._acceptor.stop_accepting()
+        self.staging.stop(deadline)
         self._session_clock.stop()
         self.mover.stop()
         self.nic.stop()
@@ -427,7 +435,7 @@ class Engine:
             self._acceptor.stop()
         self.nic.close()
         self._session_clock.join(timeout=2)
-        windows = self._open_windows()
+        windows = open_windows(self._queries.values())
         if self.collector.is_alive():  # a callback that does not return: leave it what it may still use
             self.state = "failed"
             return windows
@@ -441,14 +449,6 @@ class Engine:
         os.close(self._reader_fd)
         self.state = "stopped"
         return windows
-
-    def _open_windows(self) -> list[dict[str, Any]]:
-        found = []
-        for name, running in self._queries.items():
-            ends = [end for state in running.states for end in state.open_ends().values()]
-            if ends:
-                found.append({"query": name, "groups": len(ends), "first_end": min(ends), "last_end": max(ends)})
-        return found
 
     def close(self) -> None:
         """Work off what was received, then stop. Windows that have not fired are dropped: call finish() first."""

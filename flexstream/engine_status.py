@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +27,11 @@ def engine_status(engine: Engine) -> dict[str, Any]:
         "nic": engine.nic.status(),
         "placement": engine.placement(),
         "workers": [{name: value for name, value in w.items() if name not in _PRIVATE} for w in workers],
-        "streams": {running.stream.name: stream_status(running) for running in streams},
+        "streams": {
+            running.stream.name: stream_status(running, *engine.staging.counts(running.stream.name))
+            for running in streams
+        },
+        "stages": engine.staging.status(),
         "queries": {running.query.name: query_status(running) for running in queries},
         "connections": {
             "open": sum(w["connections"] for w in workers),
@@ -39,7 +44,8 @@ def engine_status(engine: Engine) -> dict[str, Any]:
     }
 
 
-def stream_status(running: RunningStream) -> dict[str, Any]:
+def stream_status(running: RunningStream, staged: int, dropped: int) -> dict[str, Any]:
+    """`staged` rows wait for a commit or for a worker; `dropped` ones were staged and never committed."""
     # Workers count a row as received before they apply it: read the outcomes first, so that nothing is negative.
     parts = [handle.counters() for handle in running.handles]
     done = {name: sum(part[name] for part in parts) for name in ("applied", "late", "rejected")}
@@ -51,9 +57,10 @@ def stream_status(running: RunningStream) -> dict[str, Any]:
     least = min((s["watermark"] for s in counting if s["watermark"] is not None), default=None)
     return {
         "ledger": {
-            "received": received,
+            "received": received + staged + dropped,
             **done,
-            "staged": 0,
+            "rejected": done["rejected"] + dropped,
+            "staged": staged,
             "in_flight": received - sum(done.values()),
         },
         "groups": groups,
@@ -111,3 +118,15 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
             "error": running.results.error or running.late.error,
         },
     }
+
+
+def open_windows(queries: Iterable[RunningQuery]) -> list[dict[str, Any]]:
+    """Windows that have rows and have not fired. Only when the workers have ended."""
+    found = []
+    for running in queries:
+        ends = [end for state in running.states for end in state.open_ends().values()]
+        if ends:
+            found.append(
+                {"query": running.query.name, "groups": len(ends), "first_end": min(ends), "last_end": max(ends)}
+            )
+    return found

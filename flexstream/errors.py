@@ -83,3 +83,9 @@ class ResultLogError(FlexStreamError):
     """The result log could not be written or read; it is as it was before the call."""
 
     default_code = "result_log"
+
+
+class StageError(FlexStreamError):
+    """Staged rows that cannot be taken, kept or committed. Nothing of the call was applied."""
+
+    default_code = "stage"

@@ -87,7 +87,7 @@ class Feeder:
                 self._check_alive()
         running.fed_until = None
         self._lives += 1
-        return running.sessions.register(FEED, self._lives, "in-process")
+        return running.sessions.register(FEED, self._lives, "in-process", fed=True)
 
     def _feed_group(self, running: RunningStream, slot: int, flat: Any, group: int, wait: bool) -> None:
         if not 0 <= group < self._groups:
@@ -104,7 +104,9 @@ class Feeder:
         elif len(self._in_flight) > IN_FLIGHT_PIECES:
             self._release()
 
-    def _hand_over(self, stream: int, group: int, slot: int, piece: Any, row_bytes: int, size: int) -> None:
+    def _hand_over(
+        self, stream: int, group: int, slot: int, piece: Any, row_bytes: int, size: int
+    ) -> tuple[Any, int]:
         """To the group's worker, before or after a move of the group but not in the middle of its beginning.
 
         The buffer is noted before the worker can see it, so that nothing frees it too early.
@@ -112,7 +114,7 @@ class Feeder:
         with self._routing:
             worker = self._workers[self._placement.owner(group)]
             self._in_flight.append((worker, worker.next_ticket, piece, size))
-            worker.feed(stream, group, slot, piece, row_bytes)
+            return worker, worker.feed(stream, group, slot, piece, row_bytes)
 
     def _feed_mixed(self, running: RunningStream, slot: int, flat: Any) -> None:
         row_bytes = running.stream.schema.row_bytes
@@ -121,11 +123,22 @@ class Feeder:
             part = flat[start : start + step]
             ordered, offsets = by_group(part, row_bytes, running.stream.key_hasher, self._groups)
             ends = (offsets * row_bytes).tolist()
-            for group in range(self._groups):
-                if ends[group + 1] > ends[group]:
-                    piece = ordered[ends[group] : ends[group + 1]]
-                    self._hand_over(running.index, group, slot, piece, row_bytes, len(piece))
-            self._release()
+            used = [group for group in range(self._groups) if ends[group + 1] > ends[group]]
+            self._feed_parts(running, slot, [(group, ordered[ends[group] : ends[group + 1]]) for group in used])
+
+    def feed_parts(self, running: RunningStream, slot: int, parts: list[tuple[int, Any]]) -> dict[Any, int]:
+        """(group, its rows) of another in-process session; returns each worker's ticket of the last of them."""
+        with self._lock:
+            return self._feed_parts(running, slot, parts)
+
+    def _feed_parts(self, running: RunningStream, slot: int, parts: list[tuple[int, Any]]) -> dict[Any, int]:
+        row_bytes = running.stream.schema.row_bytes
+        tickets = {}
+        for group, piece in parts:
+            worker, ticket = self._hand_over(running.index, group, slot, piece, row_bytes, len(piece))
+            tickets[worker] = ticket
+        self._release()
+        return tickets
 
     def _release(self) -> None:
         """Forget buffers that were worked off; wait while too much is under way."""

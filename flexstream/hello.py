@@ -11,7 +11,7 @@ from flexstream.nic.ports import Promise
 from flexstream.nic_service import NicService
 from flexstream.sessions import Session, StreamSessions
 from flexstream.stream import Stream
-from flexstream.wire import CONTROL_GROUP, MAX_HELLO_BYTES, VERSION, ErrorCode, FrameType, Header
+from flexstream.wire import CONTROL_GROUP, MAX_HELLO_BYTES, STAGE_GROUP, VERSION, ErrorCode, FrameType, Header
 
 DEFAULT_ACK_BYTES = 128 * 1024
 MAX_ACK_BYTES = 1 << 40
@@ -54,6 +54,7 @@ class Host(Protocol):
     frame_bytes: int
     workers: list[Any]
     nic: NicService
+    staging: Any
 
     def port_of(self, stream: str) -> StreamPort | None: ...
     def placement(self) -> list[int]: ...
@@ -104,7 +105,7 @@ def check(header: Header, hello: dict[str, Any], host: Host, token: str | None) 
         raise Refused(ErrorCode.BAD_HELLO, f"producer must be 1 to 64 characters, not {producer!r:.80}")
     _whole(epoch, "epoch", (1 << 63) - 1)
     _check_schema(port.stream, header, hello)
-    if header.group == CONTROL_GROUP:
+    if header.group in (CONTROL_GROUP, STAGE_GROUP):
         return port, None
     if header.group >= host.groups:
         raise Refused(ErrorCode.WRONG_GROUP, f"group {header.group} of {host.groups}")
@@ -142,7 +143,7 @@ def _check_schema(stream: Stream, header: Header, hello: dict[str, Any]) -> None
     expected = {"row_bytes": stream.schema.row_bytes, "schema": stream.schema.hash}
     for name, value in expected.items():
         given = hello.get(name)
-        if given is None and header.group == CONTROL_GROUP:
+        if given is None and header.group in (CONTROL_GROUP, STAGE_GROUP):
             continue
         if given != value or isinstance(given, bool):
             raise Refused(

@@ -133,8 +133,38 @@ def _pack_arrow(schema: Schema, data: Any) -> Rows:
         column = table.column(field.name)
         if column.null_count:
             raise _nulls(field, column.null_count)
-        rows[field.name] = convert(field, _arrow_to_numpy(column))
+        fixed = _fixed_bytes(field, column) if field.kind == "bytes" else None
+        rows[field.name] = convert(field, _arrow_to_numpy(column)) if fixed is None else fixed
     return rows
+
+
+def _fixed_bytes(field: Field, column: Any) -> Column | None:
+    """Text or binary of any length as fixed bytes, without a Python object for each value.
+
+    None when the slow way has to look: another type, or a value that may be too long.
+    """
+    import pyarrow as pa
+
+    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+        return None
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # of no chunks, or of too many bytes for one
+        return None
+    n = len(array)
+    _, ends, values = array.buffers()
+    if n == 0 or values is None:
+        return np.zeros(n, f"S{field.size}")
+    offsets = np.frombuffer(ends, np.int32, n + 1, array.offset * 4)
+    lengths = np.diff(offsets)
+    if int(lengths.max()) > field.size:
+        return None
+    data = np.frombuffer(values, np.uint8)[offsets[0] : offsets[-1]]
+    fixed = np.zeros((n, field.size), np.uint8)
+    if lengths.min() == lengths.max():
+        fixed[:, : lengths[0]] = data.reshape(n, -1) if len(data) else 0
+    else:
+        fixed[np.arange(field.size) < lengths[:, None]] = data
+    return fixed.view(f"S{field.size}").ravel()
 
 
 def _pandas_to_numpy(column: Any) -> Column:

@@ -13,6 +13,7 @@ import numpy as np
 from flexstream import durations
 from flexstream.client.discovery import Address
 from flexstream.client.session import DEFAULT_REPLAY_BYTES, Session, Settings
+from flexstream.client.staging import StageSession
 from flexstream.cython_ext import sender as native
 from flexstream.durations import Duration
 from flexstream.errors import BackPressure, ConfigError, ConnectError, FlexStreamError
@@ -46,6 +47,11 @@ class Producer:
     Raises ConnectError when nobody answers within `connect_timeout_s`, ProtocolError when the server refuses.
     A connection that breaks later is mended in the background for up to `retry_s` (`state` is then
     "waiting"); after that every call raises ConnectError with the rows that are not acknowledged.
+
+    With `stage`, a fresh UUID, rows are not for queries yet: they wait at the daemon until a commit (POST
+    /v1/commits) names the receipt of `finish_stage()`. `begin_stage()` starts the next one on the same connection;
+    stage=True starts without one. Such a producer holds no watermark, and a stage whose connection breaks is lost:
+    the call raises, and its rows go into a new one.
     """
 
     def __init__(
@@ -65,19 +71,31 @@ class Producer:
         connect_timeout_s: float = 5,
         retry_s: float = 30,
         replay_bytes: int = DEFAULT_REPLAY_BYTES,
+        stage: str | Literal[True] | None = None,
     ) -> None:
         self._session: Session | None = None
+        self._stages: StageSession | None = None
         _one_of("watermark", watermark, ("auto", "explicit"))
         _one_of("on_full", on_full, ("block", "raise"))
         _not_negative(linger_ms=linger_ms, retry_s=retry_s, replay_bytes=replay_bytes)
         self._blocking = on_full == "block"
         self._explicit = watermark == "explicit"
         self._send_lock = threading.Lock()
+        name = stream if isinstance(stream, str) else stream.name
+        expected = stream if isinstance(stream, Stream) else None
+        producer_id = producer_id or str(uuid.uuid4())
+        if stage is not None:
+            where = Address.parse(address)
+            self._stages = StageSession(where, name, token, producer_id, expected, connect_timeout_s)
+            self._pack = self._stages.stream.schema.pack
+            if stage is not True:
+                self.begin_stage(stage)
+            return
         settings = Settings(
             address=Address.parse(address),
-            stream=stream if isinstance(stream, str) else stream.name,
+            stream=name,
             token=token,
-            producer_id=producer_id or str(uuid.uuid4()),
+            producer_id=producer_id,
             epoch=epoch,
             linger_ms=linger_ms,
             frame_bytes=frame_bytes,
@@ -88,29 +106,34 @@ class Producer:
             retry_s=retry_s,
             replay_bytes=replay_bytes,
         )
-        self._session = session = Session(settings, stream if isinstance(stream, Stream) else None)
+        self._session = session = Session(settings, expected)
         self._pack = session.stream.schema.pack
         self._sender = session.sender
 
     @property
     def _live(self) -> Session:
-        assert self._session is not None, "only None while the constructor runs"
+        if self._session is None:
+            raise ConfigError("a staging producer has no session", code="staging", hint="leave out stage=")
         return self._session
+
+    @property
+    def _either(self) -> Session | StageSession:
+        return self._stages if self._stages is not None else self._live
 
     @property
     def stream(self) -> Stream:
         """The stream as the server has it."""
-        return self._live.stream
+        return self._either.stream
 
     @property
     def groups(self) -> int:
         """How many key groups the server has: the most connections that this producer will open."""
-        return self._live.groups
+        return self._either.groups
 
     @property
     def state(self) -> str:
         """connecting, connected, waiting (the server is away; reconnecting), closed, failed."""
-        return self._live.state
+        return self._either.state
 
     def send(self, rows: Any) -> int:
         """Take rows: a numpy structured array, Arrow batch or table, pandas or polars frame, or (slow) dicts.
@@ -122,8 +145,12 @@ class Producer:
 
     def send_packed(self, packed: np.ndarray[Any, np.dtype[Any]]) -> int:
         """`send` for an array that `stream.schema.pack` made."""
-        session = self._live
         view = np.ascontiguousarray(packed).view(np.uint8)
+        if self._stages is not None:
+            with self._send_lock:
+                self._stages.send(view.reshape(-1))
+            return len(packed)
+        session = self._live
         position = 0
         with self._send_lock:
             session.check()
@@ -169,8 +196,32 @@ class Producer:
             self._live.check()
             return self._sender.put_marker()
 
+    def begin_stage(self, stage: str) -> None:
+        """Rows from now on belong to the stage of this UUID. Only for a producer made with `stage`."""
+        with self._send_lock:
+            self._staging.begin(stage)
+
+    def finish_stage(self, timeout: float | None = None) -> dict[str, Any]:
+        """End the stage; returns its receipt when the daemon has made it durable, within `timeout` seconds.
+
+        {"stage", "rows", "bytes", "groups": {group: rows}}: what a commit must name. Raises ConnectError
+        (`stage_lost`) or the daemon's refusal (`stage_full`, `disk_full`, `fenced`): the stage is gone then.
+        """
+        with self._send_lock:
+            return self._staging.finish(timeout)
+
+    @property
+    def _staging(self) -> StageSession:
+        if self._stages is None:
+            raise ConfigError("this producer does not stage", code="no_stage", hint="Producer(..., stage=uuid)")
+        return self._stages
+
     def flush(self, timeout: float | None = None) -> None:
         """Send what is buffered; wait until the server has all of it. ConnectError after `timeout` seconds."""
+        if self._stages is not None:
+            with self._send_lock:
+                self._stages.flush()
+            return
         self._live.check()
         self._live.flush(timeout)
 
@@ -178,8 +229,11 @@ class Producer:
         """End of stream: flush, EOS, and wait until the server has processed every row; then disconnect.
 
         Raises ConnectError when that takes longer than `timeout`, or what ended the session before if rows
-        were left over. Closing twice is fine.
+        were left over. Closing twice is fine. A stage that was not finished is dropped.
         """
+        if self._stages is not None:
+            self._stages.abort()
+            return
         session = self._live
         with self._send_lock:
             if session.state == "closed":
@@ -191,7 +245,7 @@ class Producer:
 
     def stats(self) -> dict[str, Any]:
         """Counters: rows, rows_acked, frames, bytes, watermarks, connections, reconnects, waited_s, ..."""
-        return self._live.stats()
+        return self._either.stats()
 
     def __enter__(self) -> Producer:
         return self
@@ -208,13 +262,16 @@ class Producer:
             error.add_note(f"closing the producer failed as well: {second.message}")
 
     def __del__(self) -> None:
+        stages = getattr(self, "_stages", None)
+        if stages is not None:
+            stages.abort()
         session = getattr(self, "_session", None)
         if session is not None and session.state not in ("closed", "failed"):
             warnings.warn(f"{self!r} was not closed: its last rows may be lost", ResourceWarning, stacklevel=2)
             session.abort()
 
     def __repr__(self) -> str:
-        session = self._session
+        session = self._stages or self._session
         if session is None:
             return "Producer(connecting)"
         return f"Producer({str(session.data)!r}, stream={session.stream.name!r}, state={session.state!r})"

@@ -454,6 +454,12 @@ class Query:
             lines.append("  (not complete: add .window(...) and .agg(...))")
         return "\n".join(lines)
 
+    def to_spark(self, df: Any, *, groups: int = 128) -> Any:
+        """The same query over a Spark DataFrame, batch or streaming: see `flexstream.spark.to_spark`."""
+        from flexstream.spark.translate import to_spark
+
+        return to_spark(self, df, groups=groups)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Query) and self.to_dict() == other.to_dict()
 

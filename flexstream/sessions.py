@@ -35,6 +35,7 @@ class Session:
     peer: str
     state: str = "live"  # live | idle | broken | ending | ended
     connections: int = 0
+    fed: bool = False  # its rows are fed in-process: its promises must stay behind them
     control: object | None = None  # the control connection that speaks for it now
     broken_at: float = 0.0  # when its control connection was lost; 0: it was not
     ended_at: float = 0.0
@@ -67,7 +68,9 @@ class StreamSessions:
             for worker in workers:
                 worker.hold(index, True)
 
-    def register(self, producer: str, epoch: int, peer: str, control: object | None = None) -> Session:
+    def register(
+        self, producer: str, epoch: int, peer: str, control: object | None = None, *, fed: bool = False
+    ) -> Session:
         """Register, or come back. Raises SessionRefused: stale epoch, no slot left.
 
         One that is ending, or has ended not long ago, may come back with its epoch: its ACKs may have been lost,
@@ -80,6 +83,7 @@ class StreamSessions:
                 session = None
             if session is None:
                 session = self._new(producer, epoch, peer)
+                session.fed = fed
             elif epoch < session.epoch:
                 raise SessionRefused(
                     ErrorCode.STALE_EPOCH,
@@ -158,7 +162,7 @@ class StreamSessions:
                 return
             session.state = "ending"
             for worker in self._workers:
-                worker.end_session(self._index, session.slot, except_groups, fed=session.producer == FEED)
+                worker.end_session(self._index, session.slot, except_groups, fed=session.fed)
 
     def broken(self, session: Session, control: object) -> None:
         """Its control connection is gone without an EOS. It goes on holding its groups until the time-out."""

@@ -16,8 +16,10 @@ VERSION: Final = 1
 HEADER: Final = struct.Struct("<HBBHHIIQQ")
 HEADER_BYTES: Final = 32
 CONTROL_GROUP: Final = 0xFFFF
+STAGE_GROUP: Final = 0xFFFE  # a connection that stages rows of any group
 FRAME_BYTES: Final = 32 * 1024  # what a receive block holds; the ACK to HELLO tells the rows
 MAX_FRAME_BYTES: Final = 1 << 20  # payloads above this close the connection with bad_length
+MAX_STAGE_FRAME_BYTES: Final = 16 << 20  # the same on a staging connection
 MAX_HELLO_BYTES: Final = 4096
 DATA_PORT: Final = 7400
 CONTROL_PORT: Final = 7401
@@ -34,6 +36,7 @@ class FrameType(IntEnum):
     ACK = 6
     EOS = 7
     ERROR = 8
+    STAGE = 9
 
 
 class Flags(IntFlag):

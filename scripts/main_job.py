@@ -1,9 +1,11 @@
-"""The main job: a daemon, the YSB query, ad events through a producer, windows arriving, totals checked.
+"""The main job: a daemon, the YSB query, ad events through Spark and a producer, windows arriving, totals checked.
 
-Runs `flexstream serve` on free ports with a temporary data directory, submits the Yahoo Streaming Benchmark's
-query (views per campaign per 10 s window), sends ad events as fast as they go and then at half that rate with
-latency markers, shows every window when it is complete, and compares every count with a computation in numpy
-over the same events. Exit code 0 only if all of them are equal.
+Runs `flexstream serve` on free ports with a temporary data directory and submits the Yahoo Streaming Benchmark's
+query (views per campaign per 10 s window). A local Spark's executors make ad events and push them; the windows come
+back through the Spark source, and Spark's own groupBy of the same events must confirm every one. Then our own
+producer sends as fast as it can, and at half that rate with latency markers; a computation in numpy must confirm its
+windows. Without Java or pyspark our own producer does all of it, and the job says so. Exit code 0 only if all totals
+are equal.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import spark_job  # beside this file
+from spark_job import Pushed
 
 import flexstream as fs
 from flexstream.testing import ysb
@@ -161,6 +165,7 @@ def running_daemon(folder: Path, workers: str) -> Iterator[Daemon]:
 class Events:
     """A pool of batches sent in turn; pass p over the pool is the pool moved on by p spans of event time."""
 
+    start_ms: int = START_MS
     pool: list[np.ndarray] = field(default_factory=list)
     sent: int = 0  # batches
 
@@ -173,10 +178,10 @@ class Events:
         return self.sent * BATCH_ROWS
 
     def generate(self) -> None:
-        rows = ysb.generate(POOL * BATCH_ROWS, keys=KEYS, seed=SEED, rate=EVENT_RATE, start=START_MS)
+        rows = ysb.generate(POOL * BATCH_ROWS, keys=KEYS, seed=SEED, rate=EVENT_RATE, start=self.start_ms)
         times = rows["event_time"]
-        assert int(times.min()) >= START_MS
-        assert int(times.max()) < START_MS + self.span_ms
+        assert int(times.min()) >= self.start_ms
+        assert int(times.max()) < self.start_ms + self.span_ms
         self.pool = np.split(rows, POOL)
 
     def next(self) -> np.ndarray:
@@ -188,7 +193,7 @@ class Events:
 
     def expected(self) -> dict[int, np.ndarray]:
         """Views per window and campaign: numpy, over the same events, generated once more."""
-        base = ysb.generate(POOL * BATCH_ROWS, keys=KEYS, seed=SEED, rate=EVENT_RATE, start=START_MS)
+        base = ysb.generate(POOL * BATCH_ROWS, keys=KEYS, seed=SEED, rate=EVENT_RATE, start=self.start_ms)
         totals: dict[int, np.ndarray] = {}
         for number in range(self.sent):
             rows = base[(number % POOL) * BATCH_ROWS :][:BATCH_ROWS]
@@ -295,15 +300,16 @@ class Windows:
 # The check and the summary ---------------------------------------------------------------------------------
 
 
-def verify(events: Events, windows: Windows, status: dict[str, Any]) -> None:
-    """Every count of every window, and the ledger: raises JobFailed at the first difference."""
-    ledger = status["streams"][ysb.YSB_STREAM.name]["ledger"]
-    if ledger["received"] != events.rows or ledger["late"] or ledger["rejected"]:
-        raise JobFailed(f"TOTALS DIFFER: sent {events.rows} records, but the ledger says {ledger}")
+def verify(events: Events, pushed: Pushed, windows: Windows, status: dict[str, Any]) -> None:
+    """Every count of every window that our own producer filled, and the ledger of all: JobFailed at a difference."""
+    ledger, sent = status["streams"][ysb.YSB_STREAM.name]["ledger"], events.rows + pushed.rows
+    if ledger["received"] != sent or ledger["late"] or ledger["rejected"]:
+        raise JobFailed(f"TOTALS DIFFER: sent {sent} records, but the ledger says {ledger}")
     expected = events.expected()
-    if set(expected) != set(windows.counts):
-        missing = sorted(set(expected) ^ set(windows.counts))
-        found = f"{len(expected)} windows expected, {len(windows.counts)} seen"
+    ours = {window for window in windows.counts if window >= events.start_ms}
+    if set(expected) != ours:
+        missing = sorted(set(expected) ^ ours)
+        found = f"{len(expected)} windows expected, {len(ours)} seen"
         raise JobFailed(f"TOTALS DIFFER: {found}, not in both: {missing[:5]}")
     for window, counts in sorted(expected.items()):
         seen = np.zeros(KEYS, dtype=np.int64)
@@ -318,11 +324,25 @@ def verify(events: Events, windows: Windows, status: dict[str, Any]) -> None:
             )
 
 
-def summary(events: Events, windows: Windows, status: dict[str, Any], rate: float, paced: float) -> None:
+def confirm(spark: Any, daemon: Daemon, pushed: Pushed, groups: int) -> int:
+    """Spark's own groupBy against what the source gives back; returns how many results agree."""
+    count, wrong = spark_job.differences(spark, daemon.control, pushed, KEYS, START_MS, groups)
+    if wrong:
+        raise JobFailed(f"TOTALS DIFFER: Spark's groupBy and the windows do not agree on {wrong}")
+    return count
+
+
+def summary(
+    events: Events, pushed: Pushed, windows: Windows, status: dict[str, Any], rate: float, paced: float, confirmed: int
+) -> None:
     latency = status["latency"]
     total = sum(worker["rows"] for worker in status["workers"]) or 1
     print()
-    print(f"  records     {events.rows:,} sent and received; 0 late, 0 rejected")
+    print(f"  records     {events.rows + pushed.rows:,} sent and received; 0 late, 0 rejected")
+    if pushed.jobs:
+        speed = pushed.rows / pushed.seconds / 1e6
+        print(f"  Spark       {pushed.rows:,} records pushed in {pushed.jobs} jobs, {speed:.2f} M records/s,")
+        print(f"              each committed once; its own groupBy confirms all {confirmed:,} results of these windows")
     print(f"  windows     {len(windows.counts)}, with {windows.results:,} results")
     print(f"  throughput  {rate / 1e6:.2f} M records/s through one producer at full speed")
     quantiles = ", ".join(f"{name} {latency[name + '_ms']:.2f} ms" for name in ("p50", "p99", "max"))
@@ -333,25 +353,53 @@ def summary(events: Events, windows: Windows, status: dict[str, Any], rate: floa
     print()
 
 
+def say(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
+@contextmanager
+def maybe_spark(wanted: bool) -> Iterator[Any]:
+    """A Spark session; None, with the reason said, when there can be none."""
+    reason = spark_job.why_not() if wanted else "--no-spark"
+    if reason is not None:
+        say(f"without Spark: {reason}. Our own producer sends everything")
+        yield None
+        return
+    say("starting Spark (some 10 s) ...")
+    begin = time.monotonic()
+    with spark_job.session() as spark:
+        took = time.monotonic() - begin
+        say(f"Spark {spark.version} is there after {took:.0f} s; its executors make and push ad events")
+        yield spark
+
+
 def job(options: argparse.Namespace, folder: Path) -> str:
     """The whole job; returns the last line."""
-    print("FlexStream main job: views per campaign in 10 s windows (no Spark yet: our own producer)")
-    events = Events()
-    events.generate()
+    print("FlexStream main job: views per campaign in 10 s windows", flush=True)
     with running_daemon(folder, options.workers) as daemon:
         daemon.run("submit", "flexstream.testing.ysb:YSB_QUERY")
-        print(f"  daemon at {daemon.url}, query {ysb.YSB_QUERY.name!r} submitted; windows as they arrive:")
+        say(f"daemon at {daemon.url}, query {ysb.YSB_QUERY.name!r} submitted; windows as they arrive:")
         windows = Windows(daemon, ysb.YSB_QUERY.name)
-        with fs.Producer(daemon.control, stream=ysb.YSB_STREAM.name) as producer:
-            rate = feed(producer, events, options.seconds * 0.6, None)
-            paced = feed(producer, events, options.seconds * 0.4, rate / 2)
-        windows.finish()
-        status = daemon.status()
-        verify(events, windows, status)
-        summary(events, windows, status, rate, paced)
-    p99 = status["latency"]["p99_ms"]
+        with maybe_spark(not options.no_spark) as spark:
+            pushed, confirmed = Pushed(), 0
+            if spark is not None:
+                pushed = spark_job.push(spark, daemon.control, options.seconds * 0.5, KEYS, START_MS)
+            events = Events(START_MS + pushed.span_ms)
+            events.generate()
+            own_seconds = options.seconds * (0.5 if pushed.jobs else 1.0)
+            with fs.Producer(daemon.control, stream=ysb.YSB_STREAM.name) as producer:
+                rate = feed(producer, events, own_seconds * 0.6, None)
+                paced = feed(producer, events, own_seconds * 0.4, rate / 2)
+            windows.finish()
+            status = daemon.status()
+            verify(events, pushed, windows, status)
+            if spark is not None:
+                say("every window of our own producer is right; now Spark's groupBy of what its executors pushed ...")
+                confirmed = confirm(spark, daemon, pushed, status["groups"])
+        summary(events, pushed, windows, status, rate, paced, confirmed)
+    p99, records = status["latency"]["p99_ms"], events.rows + pushed.rows
     return (
-        f"FlexStream: {events.rows} records, {len(windows.counts)} windows, {rate / 1e6:.2f} M records/s, "
+        f"FlexStream: {records} records, {len(windows.counts)} windows, {rate / 1e6:.2f} M records/s, "
         f"p99 {p99:.2f} ms, totals verified"
     )
 
@@ -359,6 +407,7 @@ def job(options: argparse.Namespace, folder: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/run", description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to send events (default 10)")
+    parser.add_argument("--no-spark", action="store_true", help="our own producer sends everything")
     parser.add_argument("--workers", default="auto", help="a number, or cores such as 0,1")
     options = parser.parse_args()
     try:

@@ -107,6 +107,7 @@ def render(status: Mapping[str, Any]) -> str:
     page.table(_CONNECTIONS, connections)
     for reason, count in (connections.get("closed") or {}).items():
         page.add("flexstream_connections_closed_total", "counter", "Connections closed", count, reason=reason)
+    _stages(page, status.get("stages") or {})
     _latency(page, status.get("latency") or {})
     _daemon(page, status.get("daemon") or {})
     return page.text()
@@ -172,6 +173,20 @@ def _query(page: Page, name: str, query: Mapping[str, Any]) -> None:
         help_text = "Rows that an expression failed on"
         page.add("flexstream_query_rejected_rows_total", "counter", help_text, rows, **labels, reason=reason)
     page.table(_LOG, query.get("log") or {}, query=name)
+
+
+def _stages(page: Page, stages: Mapping[str, Any]) -> None:
+    for state in ("open", "finished", "committed"):
+        page.add("flexstream_stages", "gauge", "Stages by state", stages.get(state), state=state)
+    for key, name, help_text in (
+        ("bytes", "stage_bytes", "Bytes of rows in stages, those that are kept included"),
+        ("limit_bytes", "stage_limit_bytes", "Bound on rows that wait for a commit"),
+        ("kept_batches", "stage_kept_batches", "Committed batches whose windows are not all in the result log"),
+        ("connections", "stage_connections", "Open staging connections"),
+        ("failed", "stage_failed", "1 when a committed batch could not be applied"),
+    ):
+        page.add(f"flexstream_{name}", "gauge", help_text, stages.get(key))
+    page.add("flexstream_stages_expired_total", "counter", "Stages that no commit named in time", stages.get("expired"))
 
 
 def _latency(page: Page, latency: Mapping[str, Any]) -> None:

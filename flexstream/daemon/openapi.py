@@ -17,6 +17,7 @@ NAME: Json = {
     "required": True,
     "schema": {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_.-]{0,63}$"},
 }
+STAGE: Json = {"name": "stage", "in": "path", "required": True, "schema": {"type": "string"}}
 OFFSET: Json = {
     "name": "offset",
     "in": "query",
@@ -174,6 +175,25 @@ def _paths() -> Json:
                 parameters=[NAME, OFFSET, LIMIT, FORMAT, FOLLOW],
             )
         },
+        "/v1/stages": {
+            "get": _operation("listStages", "Staged rows", {"200": _json("The stages", _ref("StagesReply"))})
+        },
+        "/v1/stages/{stage}": {
+            "delete": _operation(
+                "dropStage",
+                "Fence a stage and drop its rows; one that was committed stays",
+                {"200": _json("What it was", _ref("DropReply"))},
+                parameters=[STAGE],
+            )
+        },
+        "/v1/commits": {
+            "post": _operation(
+                "commit",
+                "Apply exactly these stages, all or none, once per (sink, query, batch)",
+                {"200": _json("Applied, or applied before", _ref("CommitReply"))},
+                body="Commit",
+            )
+        },
         "/v1/nic": {
             "get": _operation(
                 "showNic", "The receive side of the machine", {"200": _json("The NIC", {"type": "object"})}
@@ -272,6 +292,43 @@ def _schemas() -> Json:
                 "items": _object(worker=whole, cpu={"type": ["integer", "null"]}, groups=whole),
             },
         ),
+        "StagesReply": {
+            "type": "object",
+            "required": ["stages", "limit_bytes", "kept_batches", "failed"],
+            "properties": {
+                "stages": {"type": "array", "items": {"type": "object"}},
+                "limit_bytes": whole,
+                "kept_batches": {**whole, "description": "applied, and their windows not all in the result log"},
+                "failed": {"type": "object", "description": "batches that could not be applied, and why"},
+            },
+        },
+        "DropReply": _object(
+            stage=text,
+            dropped={"type": "boolean"},
+            was={"enum": ["open", "finished", "committed", "unknown"]},
+        ),
+        "Commit": {
+            "type": "object",
+            "required": ["sink", "query", "batch", "stages"],
+            "properties": {
+                "sink": text,
+                "query": text,
+                "batch": {"type": ["integer", "null"], "minimum": 0},
+                "stages": {
+                    "type": "array",
+                    "description": "receipts of `Producer.finish_stage()`; counts that are given must agree",
+                    "items": {
+                        "type": "object",
+                        "required": ["stage", "rows"],
+                        "properties": {"stage": text, "rows": whole, "bytes": whole, "groups": {"type": "object"}},
+                    },
+                },
+                "stream": {**text, "description": "needed to end a sink without rows"},
+                "end": {"type": "boolean", "description": "the sink has ended: its windows need not wait for it"},
+            },
+            "additionalProperties": False,
+        },
+        "CommitReply": _object(applied={"type": "boolean"}, rows=whole, duplicate={"type": "boolean"}),
         "Probe": {"type": "object"},
     }
 

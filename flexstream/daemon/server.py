@@ -26,6 +26,7 @@ from flexstream.daemon.notify import notify, watchdog_interval_s
 from flexstream.daemon.problems import ApiError
 from flexstream.daemon.results import Readers
 from flexstream.daemon.routes import Routes
+from flexstream.daemon.stages import StageRoutes
 from flexstream.errors import ConfigError, FlexStreamError
 from flexstream.query import Query
 from flexstream.stream import Stream
@@ -71,7 +72,7 @@ class Daemon:
         self._tasks: list[asyncio.Task[None]] = []
         self._started = time.time()
         self.app = web.Application(middlewares=[self._guard], client_max_size=max_body_bytes)
-        self.app.add_routes(Routes(self).table())
+        self.app.add_routes([*Routes(self).table(), *StageRoutes(self).table()])
         self._runner = web.AppRunner(self.app, access_log=None, keepalive_timeout=75, shutdown_timeout=2)
 
     # Requests -----------------------------------------------------------------------------------------------
@@ -186,9 +187,20 @@ class Daemon:
         for name, stream in self._catalog.streams.items():
             if name not in self.engine.streams:
                 self._bring_back(f"stream {name}", partial(self.engine.add, stream))
-        for name, query in self._catalog.queries.items():
-            if name not in self.engine.queries:
-                self._bring_back(f"query {name}", partial(self.engine.submit, query))
+        left = {name: query for name, query in self._catalog.queries.items() if name not in self.engine.queries}
+
+        def submit(names: list[str]) -> None:
+            notify("STATUS=applying committed batches again", "EXTEND_TIMEOUT_USEC=60000000")
+            for name in names:
+                if name in left:
+                    self._bring_back(f"query {name}", partial(self.engine.submit, left.pop(name)))
+
+        staging = getattr(self.engine, "staging", None)
+        if staging is not None:
+            staging.replay(submit)  # batches that are applied again are for the queries that saw them, no others
+        submit(list(left))
+        if staging is not None:
+            staging.only_queries({*self.engine.queries, *self._catalog.queries})
 
     def _bring_back(self, what: str, apply: Callable[[], Any]) -> None:
         """One entry that fails must not keep the others, and the daemon, away."""

@@ -113,7 +113,7 @@ def _say_ready(config: Config, daemon: Daemon, as_json: bool) -> None:
 
 
 def _say_stopped(daemon: Daemon, windows: list[Any], as_json: bool) -> None:
-    """An honest word on what a restart will not have: open windows are not kept yet."""
+    """An honest word on what a restart will not have: of open windows only committed rows are kept."""
     if as_json:
         facts = {"event": "stopped", "drained": daemon.drained, "open_windows": _plain(windows)}
         _print(json.dumps(facts))
@@ -124,12 +124,12 @@ def _say_stopped(daemon: Daemon, windows: list[Any], as_json: bool) -> None:
     if not windows:
         _print(f"flexstream stopped: {done}, no window was open")
         return
-    _print(f"flexstream stopped: {done}; windows had not fired yet, and what they had counted is gone:")
+    _print(f"flexstream stopped: {done}; windows had not fired yet, and a restart has only their committed rows:")
     for window in windows[:SHOWN_WINDOWS]:
         _print(f"  {describe_window(window, daemon.engine.queries)}")
     if len(windows) > SHOWN_WINDOWS:
         _print(f"  and {len(windows) - SHOWN_WINDOWS} more")
-    _print("  (send their rows again to get them: until there are checkpoints a stop loses open windows)")
+    _print("  (rows that came without a commit must be sent again: until there are checkpoints a stop loses them)")
 
 
 def describe_window(window: Any, queries: Mapping[str, Query]) -> str:

@@ -98,7 +98,7 @@ DATA_REFUSALS = {
     "no schema": ({"schema": ...}, 0, ErrorCode.SCHEMA_MISMATCH),
     "another row size": ({"row_bytes": 1}, 0, ErrorCode.SCHEMA_MISMATCH),
     "a group past the last": ({}, GROUPS, ErrorCode.WRONG_GROUP),
-    "group 65534": ({}, 65534, ErrorCode.WRONG_GROUP),
+    "group 65533": ({}, 65533, ErrorCode.WRONG_GROUP),
     "crc that is text": ({"crc": "yes"}, 0, ErrorCode.BAD_HELLO),
     "ack_bytes below 0": ({"ack_bytes": -1}, 0, ErrorCode.BAD_HELLO),
     "ack_bytes that is text": ({"ack_bytes": "1"}, 0, ErrorCode.BAD_HELLO),

@@ -162,5 +162,9 @@ class FakeEngine:
             },
             "connections": {"open": 5, "accepted": 9, "pending_hello": 1, "misaligned": 2,
                             "closed": {"eos": 3}},
+            "stages": {
+                "limit_bytes": 1 << 30, "open": 1, "finished": 2, "committed": 3, "bytes": 4096, "kept_batches": 1,
+                "expired": 0, "connections": 2, "failed": {},
+            },
             "latency": {"count": 11, "p50_ms": 0.5, "p99_ms": 2.5, "max_ms": 3.5},
         }  # fmt: skip

@@ -75,7 +75,7 @@ def test_a_wheel_from_the_sdist_works_in_an_empty_environment(project: Path, tmp
     run([sys.executable, "-m", "build", "-q", "--wheel", "--no-isolation", "-o", str(tmp_path), "."], source)
     (wheel,) = tmp_path.glob("flexstream-*.whl")
     top_level = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert top_level == {"flexstream", wheel.name.split("-cp")[0] + ".dist-info"}, top_level
+    assert top_level == {"flexstream", "pyspark_flexstream.py", wheel.name.split("-cp")[0] + ".dist-info"}, top_level
     run([sys.executable, "-m", "venv", str(tmp_path / "venv")], tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
     run([str(python), "-m", "pip", "install", "-q", str(wheel)], tmp_path)

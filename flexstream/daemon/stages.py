@@ -1,0 +1,120 @@
+"""The HTTP routes of staging: what waits, commits, and drops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from flexstream.daemon.params import Params
+from flexstream.daemon.problems import ApiError
+
+if TYPE_CHECKING:
+    from flexstream.daemon.server import Daemon
+
+BODY_TIMEOUT_S = 30.0
+MAX_BODY_BYTES = 64 << 20  # a receipt for each task, with its rows per group: more than other requests have
+MAX_NAME = 256
+
+
+class StageRoutes:
+    """The handlers. The engine's staging does the work, off the event loop."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._engine = daemon.engine
+
+    def table(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/stages", self.list_stages, allow_head=False),
+            web.delete("/v1/stages/{stage}", self.drop_stage),
+            web.post("/v1/commits", self.commit),
+        ]
+
+    async def list_stages(self, request: web.Request) -> web.Response:
+        Params(request)
+        staging = self._engine.staging
+        stages, status = await asyncio.to_thread(lambda: (staging.stages.list(), staging.status()))
+        return web.json_response({"stages": stages, **status})
+
+    async def drop_stage(self, request: web.Request) -> web.Response:
+        Params(request)
+        stage = request.match_info["stage"]
+        if len(stage) > MAX_NAME:
+            raise ApiError("the name of the stage is too long", code="bad_stage", hint="give its UUID")
+        return web.json_response(await asyncio.to_thread(self._engine.staging.drop, stage))
+
+    async def commit(self, request: web.Request) -> web.Response:
+        Params(request)
+        arguments = _check(await _body(request))
+        work = asyncio.to_thread(lambda: self._engine.staging.commit(**arguments))
+        return web.json_response(await asyncio.shield(work))  # a client that goes away does not stop it half-way
+
+
+async def _body(request: web.Request) -> Any:
+    if request.content_type != "application/json":
+        raise ApiError(
+            f"the body's type is {request.content_type}",
+            code="bad_content_type",
+            hint="send JSON with Content-Type: application/json",
+        )
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.content.iter_any():
+                data += chunk
+                if len(data) > MAX_BODY_BYTES:
+                    raise ApiError(
+                        f"the commit has more than {MAX_BODY_BYTES} bytes",
+                        code="body_too_large",
+                        hint='leave "groups" out of the receipts',
+                    )
+    except TimeoutError:
+        raise ApiError(
+            f"the body did not arrive in {BODY_TIMEOUT_S:.0f} s", code="slow_body", hint="send it again"
+        ) from None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"the body is not JSON: {str(error)[:200]}", code="bad_json", hint="see /openapi.json") from None
+
+
+def _check(body: Any) -> dict[str, Any]:
+    """The arguments of `Staging.commit`. ApiError names the field that is wrong."""
+    if not isinstance(body, dict):
+        raise _bad("the body", body, 'an object with "sink", "query", "batch" and "stages"')
+    unknown = sorted(set(body) - {"sink", "query", "batch", "stages", "stream", "end"})
+    if unknown:
+        raise _bad("the body", unknown, "no other fields than sink, query, batch, stages, stream, end")
+    sink, query, batch = body.get("sink"), body.get("query", ""), body.get("batch")
+    if not isinstance(sink, str) or not 0 < len(sink) <= MAX_NAME:
+        raise _bad("sink", sink, f"a name of 1 to {MAX_NAME} characters")
+    if not isinstance(query, str) or len(query) > MAX_NAME:
+        raise _bad("query", query, f"a name of at most {MAX_NAME} characters")
+    end, stream, receipts = body.get("end", False), body.get("stream"), body.get("stages")
+    if not isinstance(end, bool):
+        raise _bad("end", end, "true or false")
+    if stream is not None and not isinstance(stream, str):
+        raise _bad("stream", stream, "a name")
+    if not isinstance(receipts, list):
+        raise _bad("stages", receipts, "a list of receipts")
+    for receipt in receipts:
+        if not isinstance(receipt, dict) or not isinstance(receipt.get("stage"), str):
+            raise _bad("stages", receipt, 'receipts, each with "stage" and its counts')
+        if not _whole(receipt.get("rows")):
+            raise _bad("rows", receipt.get("rows"), "the number of rows of the stage")
+    if not _whole(batch) and not (batch is None and end and not receipts):
+        raise _bad("batch", batch, "a whole number from 0 (null only to end a sink without rows)")
+    if end and stream is None and not receipts:
+        raise _bad("stream", stream, "the stream that the sink has ended on")
+    return {"sink": sink, "query": query, "batch": batch, "receipts": receipts, "stream": stream, "end": end}
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _bad(name: str, value: object, expected: str) -> ApiError:
+    return ApiError(f"{name} = {value!r:.80} is not usable", code="bad_commit", hint=f"give {expected}")

@@ -1,0 +1,47 @@
+"""`format("flexstream")` for Spark 4: a sink for streams, a source of results."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from flexstream.spark.options import Options
+
+
+class FlexStreamDataSource(DataSource):
+    """Register with `spark.dataSource.register(FlexStreamDataSource)`; with `pyspark_flexstream` importable on the
+    driver, Spark finds it by itself. Options: docs/spark.md.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "flexstream"
+
+    def _options(self) -> Options:
+        return Options.parse(self.options)
+
+    def schema(self) -> StructType:
+        from flexstream.spark.nodes import find_query
+        from flexstream.spark.types import result_schema
+
+        return result_schema(find_query(self._options()))
+
+    def reader(self, schema: StructType):
+        from flexstream.spark.source import BatchReader
+
+        return BatchReader(self._options(), schema)
+
+    def streamReader(self, schema: StructType):
+        from flexstream.spark.source import StreamReader
+
+        return StreamReader(self._options(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool):
+        from flexstream.spark.sink import BatchWriter
+
+        return BatchWriter(self._options(), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool):
+        from flexstream.spark.sink import StreamWriter
+
+        return StreamWriter(self._options(), schema, overwrite)

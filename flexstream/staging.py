@@ -1,0 +1,455 @@
+"""Exactly once: staged rows become visible by a commit, once per (sink, query, batch), also across restarts.
+
+The stages are the write-ahead log. A commit is one record in the journal: before it is durable nothing of the batch
+counts, from then on all of it does. A thread applies committed batches in the order of the journal, as one in-process
+session per (stream, sink) whose watermark follows the rows that were applied. With a directory a batch is kept until
+every window that it touched is in the result log; a restarted engine applies the kept ones again, and the log leaves
+out what it holds (state/known.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flexstream.errors import FlexStreamError, StageError
+from flexstream.feeding import TIME_LIMIT, Feeder
+from flexstream.sessions import Session, SessionRefused
+from flexstream.stage_block import decode
+from flexstream.stage_port import StagePort
+from flexstream.stages import DEFAULT_LIMIT_BYTES, Stage, Stages
+from flexstream.state.commits import CommitJournal, Record
+from flexstream.state.known import KnownLate, KnownResults
+from flexstream.wire import WireError
+
+if TYPE_CHECKING:
+    from flexstream.engine import Engine
+    from flexstream.running import RunningQuery, RunningStream
+
+log = logging.getLogger("flexstream.staging")
+
+TICK_S = 0.25
+COMMIT_WAIT_S = 5.0  # a commit waits so long for its rows to be applied; it counts whether they are or not
+DEFAULT_TIMEOUT_S = 24 * 3600.0
+
+
+class Staging:
+    """The stages of an engine and what becomes of them. Thread-safe."""
+
+    def __init__(
+        self, engine: Engine, feeder: Feeder, barrier: Callable[[], None], data_dir: Path | None,
+        limit_bytes: int | None, timeout_s: float,
+    ) -> None:  # fmt: skip
+        """Reads the journal and finds the stages. Raises StageError."""
+        directory = data_dir / "stage" if data_dir is not None else None
+        self._engine = engine
+        self._feeder = feeder
+        self._barrier = barrier
+        self.stages = Stages(directory, DEFAULT_LIMIT_BYTES if limit_bytes is None else limit_bytes, timeout_s)
+        self.journal = CommitJournal(directory)
+        self.port = StagePort(engine, self.stages)
+        self.failed: dict[str, str] = {}  # batches that could not be applied again, and why
+        self._lock = threading.RLock()  # one commit at a time
+        self._lives = 0
+        self._registering = threading.Lock()
+        self._sessions: dict[tuple[str, str], Session] = {}
+        self._handing: deque[tuple[Stage, int, dict[Any, int]]] = deque()  # what workers have not worked off
+        self._todo: queue.Queue[tuple[Record, threading.Event]] = queue.Queue()
+        self._applied: set[int] = set()  # numbers of kept batches that were applied by this process
+        self._settled: set[int] = set()  # and whose windows have all fired
+        self._replayed = not self.journal.kept and not self.journal.sinks
+        self._closed = False
+        self._stopping = threading.Event()
+        self.stages.forget(self.journal.dropped_stages)
+        self.journal.dropped_stages.clear()
+        for record in self.journal.kept.values():
+            self.stages.commit(filter(None, (self.stages.get(stage["stage"]) for stage in record["stages"])))
+        self.journal.rewrite(always=True)
+        self._thread = threading.Thread(target=self._run, name="fs-stages", daemon=True)
+        self._thread.start()
+
+    # Commits ------------------------------------------------------------------------------------------------
+
+    def commit(
+        self, sink: str, query: str, batch: int | None, receipts: Sequence[dict[str, Any]],
+        *, stream: str | None = None, end: bool = False, wait_s: float = COMMIT_WAIT_S,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Apply exactly these stages, all or none, once. `end`: the sink has ended, its windows need not wait.
+
+        Raises StageError: `unknown_stage`, `stage_counts`, `stage_used`, `mixed_streams`, and the disk's; nothing was
+        applied then, and the batch may be committed again, with the same or with other stages.
+        """
+        with self._lock:
+            self._check_open()
+            self.replay()
+            if batch is not None and self.journal.is_applied(sink, query, batch):
+                return {"applied": False, "rows": 0, "duplicate": True}
+            stages = self._named(receipts)
+            streams = {stage.stream for stage in stages} | ({stream} if stream is not None else set())
+            if len(streams) > 1:
+                raise StageError(
+                    f"the stages belong to several streams: {', '.join(sorted(streams))}",
+                    code="mixed_streams",
+                    hint="one sink writes to one stream",
+                )
+            record = self._record(sink, query, batch, stages, next(iter(streams), None), end)
+            self.stages.sync()
+            record = self.journal.commit(record)
+            self.stages.commit(stages)
+            done = threading.Event()
+            self._todo.put((record, done))
+        done.wait(wait_s)
+        return {"applied": True, "rows": record["rows"], "duplicate": False}
+
+    def _named(self, receipts: Sequence[dict[str, Any]]) -> list[Stage]:
+        found: dict[str, Stage] = {}
+        for receipt in receipts:
+            stage = self.stages.get(receipt["stage"])
+            if stage is None or stage.state == "open":
+                raise StageError(
+                    f"stage {receipt['stage']} is {'not finished' if stage else 'not here'}",
+                    code="unknown_stage",
+                    hint="it expired, was dropped, or the daemon restarted before it was durable: run the batch again",
+                )
+            if stage.state == "committed" or stage.id in found:
+                raise StageError(
+                    f"stage {stage.id} is part of a batch already", code="stage_used", hint="each attempt stages anew"
+                )
+            known = stage.receipt()
+            for name in ("rows", "bytes", "groups"):
+                said = receipt.get(name)
+                if name == "groups" and isinstance(said, dict):
+                    said = {str(group): rows for group, rows in said.items()}
+                if said is not None and said != known[name]:
+                    raise StageError(
+                        f"stage {stage.id} has {name} = {known[name]!r:.80}, the commit says {said!r:.80}",
+                        code="stage_counts",
+                        hint="rows were lost or added on the way: run the batch again",
+                    )
+            found[stage.id] = stage
+        return list(found.values())
+
+    def _record(
+        self, sink: str, query: str, batch: int | None, stages: list[Stage], stream: str | None, end: bool
+    ) -> Record:
+        before = dict(self.journal.sinks.get(stream or "", {}))
+        times = [stage.max_time for stage in stages if stage.max_time is not None]
+        reached = before.get(sink)
+        until = max(times if reached is None else [*times, reached], default=None)
+        queries: list[RunningQuery] = []
+        running = self._stream(stream) if stream is not None else None
+        if running is not None:
+            queries = [q for q in self._engine.running()[1] if q.stream is running]
+            self._session(running, sink)  # before the batch counts: there may be no room for it
+        return {
+            "sink": sink,
+            "query": query,
+            "batch": batch,
+            "stream": stream,
+            "schema": running.stream.schema.hash if running is not None else None,
+            "groups": self._engine.groups,
+            "stages": [{"stage": stage.id, "rows": stage.rows} for stage in stages],
+            "rows": sum(stage.rows for stage in stages),
+            "min_time": min((s.min_time for s in stages if s.min_time is not None), default=None),
+            "max_time": max(times, default=None),
+            "before": before,
+            "until": until,
+            "end": end,
+            "queries": [q.query.name for q in queries],
+            "late": {q.query.name: q.late_log.next_offset for q in queries},
+        }
+
+    def drop(self, stage_id: str) -> dict[str, Any]:
+        """Fence a stage and drop its rows; a committed one stays as it is."""
+        was = self.stages.drop(stage_id, "its task was aborted")
+        return {"stage": stage_id, "dropped": was in ("open", "finished"), "was": was}
+
+    def end_all(self) -> None:
+        """End of stream for every sink that has committed."""
+        for (stream, sink), session in list(self._sessions.items()):
+            if session.state not in ("ending", "ended"):
+                self.commit(sink, "", None, [], stream=stream, end=True)
+
+    def query_gone(self, name: str) -> None:
+        """A query was cancelled. Batches do not wait for it any more, and are not for one of that name later."""
+        self.journal.query_gone(name)
+
+    def only_queries(self, names: set[str]) -> None:
+        """After a restart: these are all there are."""
+        for name in {name for record in self.journal.kept_records() for name in record["queries"]} - names:
+            self.journal.query_gone(name)
+
+    # Applying -----------------------------------------------------------------------------------------------
+
+    def _stream(self, name: str) -> RunningStream:
+        found = next((running for running in self._engine.running()[0] if running.stream.name == name), None)
+        if found is None:
+            raise StageError(f"no stream {name!r}", code="unknown_stream", hint="add it first")
+        return found
+
+    def _session(self, running: RunningStream, sink: str) -> Session:
+        key = running.stream.name, sink
+        with self._registering:
+            known = self._sessions.get(key)
+            if known is not None and known.state not in ("ending", "ended"):
+                return known
+            if known is not None and not known.ended.wait(30):
+                raise StageError(f"sink {sink} is still ending", code="sink_ending", hint="commit again")
+            self._lives += 1
+            try:
+                session = running.sessions.register(_producer_of(sink), self._lives, "commits", fed=True)
+            except SessionRefused as error:
+                raise StageError(error.message, code="too_many_sessions", hint=error.hint) from error
+            self._sessions[key] = session
+            return session
+
+    def _apply(self, record: Record) -> None:
+        if record["stream"] is None:
+            return
+        running = self._stream(record["stream"])
+        session = self._session(running, record["sink"])
+        for named in record["stages"]:
+            stage = self.stages.get(named["stage"])
+            if stage is not None:
+                self._apply_stage(running, session.slot, stage)
+        self._raise_watermark(running, session, record["until"])
+        if record["end"]:
+            running.sessions.end(session, None)
+            while not session.ended.wait(0.2) and not self._stopping.is_set():
+                pass
+            if not running.sessions.all():  # nobody holds a window open
+                self._settled |= self._applied & {r["number"] for r in self.journal.kept_of(record["stream"])}
+                self._settled.add(record["number"])
+        self._applied.add(record["number"])
+
+    def _apply_stage(self, running: RunningStream, slot: int, stage: Stage) -> None:
+        row_bytes = running.stream.schema.row_bytes
+        for header, payload in stage.file.blocks():
+            try:
+                parts = decode(header, payload, row_bytes, self._engine.groups).parts(row_bytes)
+            except WireError as error:
+                raise StageError(f"stage {stage.id} does not fit the engine: {error}", code="stage_damaged") from error
+            tickets = self._feeder.feed_parts(running, slot, parts)
+            self._handing.append((stage, header.value, tickets))
+            self._note_handed()
+
+    def _note_handed(self) -> None:
+        """Rows are staged until their worker has worked them off."""
+        while self._handing and all(worker.fed >= ticket for worker, ticket in self._handing[0][2].items()):
+            stage, rows, _ = self._handing.popleft()
+            self.stages.applied(stage, rows)
+
+    def _raise_watermark(self, running: RunningStream, session: Session, until: int | None) -> None:
+        if until is not None:
+            watermark = max(until - running.stream.max_disorder, -TIME_LIMIT)
+            for worker in self._engine.workers:
+                worker.session_watermark(running.index, session.slot, watermark, fed=True)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                record, done = self._todo.get(timeout=TICK_S)
+            except queue.Empty:
+                if self._stopping.is_set():
+                    return
+                self._tidy()
+                continue
+            try:
+                self._apply(record)
+                self._feeder.flush()
+                self._note_handed()
+            except Exception as error:
+                self.failed[f"{record['sink']} {record['query']} {record['batch']}"] = str(error)
+                log.exception("batch_not_applied", extra={"fields": {"batch": record["batch"], "sink": record["sink"]}})
+            finally:
+                self._todo.task_done()
+                done.set()
+            self._tidy()
+
+    # What is not needed any more ----------------------------------------------------------------------------
+
+    def _tidy(self) -> None:
+        try:
+            self.stages.expire()
+            if self._replayed:
+                self._let_go()
+        except FlexStreamError as error:
+            log.warning("stages_not_tidied", extra={"fields": {"error": error.message}})
+
+    def _let_go(self) -> None:
+        kept = [record for record in self.journal.kept_records() if record["number"] in self._applied]
+        done = self._finished(kept)
+        if not done or self._stopping.is_set():
+            return
+        if self.stages.directory is not None and not self._in_the_logs({record["stream"] for record in done}):
+            return
+        numbers = [record["number"] for record in done]
+        self.journal.done(numbers)
+        self._applied.difference_update(numbers)
+        self._settled.difference_update(numbers)
+        self.journal.rewrite()
+        self.stages.forget(stage["stage"] for record in done for stage in record["stages"])
+
+    def _finished(self, kept: list[Record]) -> list[Record]:
+        """The batches whose windows have all fired. An end goes with the last of the batches before it."""
+        found: list[Record] = []
+        unfinished: set[str] = set()
+        for record in kept:
+            waits = record["end"] and record["stream"] in unfinished
+            if not waits and (self.stages.directory is None or self._has_fired(record)):
+                found.append(record)
+            else:
+                unfinished.add(record["stream"])
+        return found
+
+    def _has_fired(self, record: Record) -> bool:
+        """Whether the watermark of every group has passed every window of the batch, and their lateness."""
+        queries = [q for q in self._engine.running()[1] if q.query.name in record["queries"]]
+        if len(queries) < len(record["queries"]):
+            return False  # one did not come back after a restart: the batch waits for it
+        if not queries or record["max_time"] is None or record["number"] in self._settled:
+            return True
+        running = self._stream(record["stream"])
+        marks = [mark for handle in running.handles for mark in handle.watermarks().values()]
+        if len(marks) < self._engine.groups:
+            return False
+        bounds = [q.query.bound() for q in queries]
+        return min(marks) > record["max_time"] + max(b.size + b.slide + b.allowed_lateness for b in bounds)
+
+    def _in_the_logs(self, streams: set[str]) -> bool:
+        """Wait until all that workers have fired is in the logs, and on the disk."""
+        self._barrier()
+        for running in self._engine.running()[1]:
+            if running.stream.stream.name in streams:
+                if running.results.held or running.late.held:
+                    return False
+                running.log.flush()
+                running.late_log.flush()
+        return True
+
+    # After a restart ----------------------------------------------------------------------------------------
+
+    def replay(self, bring_back: Callable[[list[str]], object] = lambda names: None) -> None:
+        """Apply the kept batches again; before each, `bring_back` submits the queries that saw it. Once."""
+        with self._lock:
+            if self._replayed:
+                return
+            began = time.monotonic()
+            numbers = list(self.journal.kept)
+            based: set[str] = set()
+            guarded: dict[str, RunningQuery] = {}
+            for number in numbers:
+                record = self.journal.kept[number]
+                try:
+                    self._replay_one(record, bring_back, based, guarded)
+                except FlexStreamError as error:
+                    self.failed[f"{record['sink']} {record['query']} {record['batch']}"] = str(error)
+                    log.error("batch_not_replayed", extra={"fields": {"batch": record["batch"], "error": str(error)}})
+            known = {running.stream.name for running in self._engine.running()[0]}
+            for stream in self.journal.sinks:
+                if stream in known:
+                    self._restore_sinks(stream, self.journal.sinks[stream])
+            self._feeder.flush()
+            self._note_handed()
+            self._barrier()
+            for running in guarded.values():
+                running.late.known = None
+            self._replayed = True
+        if numbers:
+            fields = {"batches": len(numbers), "seconds": round(time.monotonic() - began, 3)}
+            log.info("batches_replayed", extra={"fields": fields})
+
+    def _replay_one(
+        self, record: Record, bring_back: Callable[[list[str]], object], based: set[str],
+        guarded: dict[str, RunningQuery],
+    ) -> None:  # fmt: skip
+        stream = record["stream"]
+        bring_back(record["queries"])
+        if (self._stream(stream).stream.schema.hash, self._engine.groups) != (record["schema"], record["groups"]):
+            raise StageError(
+                f"stream {stream!r} or the number of groups changed since the batch was committed",
+                code="stage_damaged",
+                hint="start with the stream and the groups as they were",
+            )
+        if stream not in based:
+            based.add(stream)
+            self._restore_sinks(stream, record["before"])
+        since = min((r["min_time"] for r in self.journal.kept_of(stream) if r["min_time"] is not None), default=None)
+        for running in self._engine.running()[1]:
+            name = running.query.name
+            if running.stream.stream.name == stream and name not in guarded:
+                guarded[name] = running
+                self._guard(running, since, record["late"].get(name))
+        missing = [named["stage"] for named in record["stages"] if self.stages.get(named["stage"]) is None]
+        if missing:
+            raise StageError(f"stage {missing[0]} is gone", code="stage_damaged", hint="restore data_dir/stage")
+        for named in record["stages"]:
+            stage = self.stages.get(named["stage"])
+            assert stage is not None
+            stage.file.verify()
+        self._apply(record)
+
+    def _guard(self, running: RunningQuery, since: int | None, late_from: int | None) -> None:
+        """The logs leave out what they hold."""
+        rows = running.results.rows
+        if since is not None:
+            names = [n for n in rows.dtype.names if n not in running.query.aggregates and n != "window_end"]
+            running.results.known = KnownResults(running.log, rows.dtype, names, since)
+        if late_from is not None:
+            running.late.known = KnownLate(running.late_log, running.late.rows.dtype, late_from)
+
+    def _restore_sinks(self, stream: str, sinks: dict[str, int | None]) -> None:
+        running = self._stream(stream)
+        for sink, until in sinks.items():
+            self._raise_watermark(running, self._session(running, sink), until)
+
+    # Life ---------------------------------------------------------------------------------------------------
+
+    def counts(self, stream: str) -> tuple[int, int]:
+        """(staged rows, dropped rows) for the ledger."""
+        return self.stages.counts(stream)
+
+    def status(self) -> dict[str, Any]:
+        listed = self.stages.list()
+        states = Counter(stage["state"] for stage in listed)
+        return {
+            "limit_bytes": self.stages.limit_bytes,
+            **{state: states[state] for state in ("open", "finished", "committed")},
+            "bytes": sum(stage["bytes"] for stage in listed),
+            "kept_batches": len(self.journal.kept),
+            "expired": self.stages.expired,
+            "connections": self.port.connections,
+            "failed": dict(self.failed),
+        }
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StageError("the daemon is stopping", code="shutting_down", hint="commit again after its restart")
+
+    def stop(self, deadline: float) -> None:
+        """No more rows and commits; what was committed is applied, as far as the time allows."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.stages.stop()
+        self.port.stop()
+        while self._todo.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self._stopping.set()
+        self._thread.join(max(1.0, deadline - time.monotonic()))
+        self.journal.close()
+        self.stages.close()
+
+
+def _producer_of(sink: str) -> str:
+    """The session's producer name: 64 characters at most."""
+    name = f"sink:{sink}"
+    return name if len(name) <= 64 else f"sink:{hashlib.sha1(sink.encode()).hexdigest()}"

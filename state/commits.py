@@ -1,0 +1,246 @@
+"""The journal of committed batches: which were applied, and which must be applied again after a restart.
+
+A text file of one record per line, `crc32 json`. A record counts when its line is whole; a torn last line is cut, a bad
+line before others is damage and said. Appends are durable (fsync) when they return; a failed one leaves the journal as
+it was. When it has grown it is written anew, beside, and renamed.
+
+    commit  a batch: its key (sink, query, batch), its stages, and what the engine looked like before it
+    done    batches whose windows are all in the result log: their stages may go
+    gone    a query was cancelled: the batches before do not count for one of that name that comes later
+    state   the beginning of a journal that was written anew
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flexstream.errors import StageError
+from flexstream.state.segments import sync_directory
+from flexstream.state.stage import io_error
+
+NAME = "journal"
+REWRITE_BYTES = 1 << 20
+REMEMBERED_BATCHES = 1000  # applied batches of one (sink, query) that are known one by one; older ones as a range
+REMEMBERED_QUERIES = 10_000  # (sink, query) pairs
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Applied:
+    """The batches of one (sink, query) that were applied: all below `floor`, and those in `batches`."""
+
+    floor: int = 0
+    batches: set[int] = field(default_factory=set)
+    at: float = 0.0
+
+    def __contains__(self, batch: int) -> bool:
+        return batch < self.floor or batch in self.batches
+
+    def add(self, batch: int, at: float) -> None:
+        self.batches.add(batch)
+        self.at = at
+        if len(self.batches) > REMEMBERED_BATCHES:
+            self.floor = max(self.floor, min(self.batches) + 1)
+            self.batches = {known for known in self.batches if known >= self.floor}
+
+
+class CommitJournal:
+    """The applied batches. `directory` None keeps it in memory. Thread-safe."""
+
+    def __init__(self, directory: Path | None) -> None:
+        """Read the journal. Raises StageError (`journal_damaged`, `stage_io`)."""
+        self.path = directory / NAME if directory is not None else None
+        self.applied: dict[tuple[str, str], Applied] = {}
+        self.kept: dict[int, Record] = {}  # batches whose windows are not all in the log, by number, in order
+        self.sinks: dict[str, dict[str, int | None]] = {}  # stream -> live sink -> largest event time applied
+        self.dropped_stages: list[str] = []  # of batches that were done when the journal was read
+        self.next_number = 1
+        self._sinks_from = 0  # `sinks` knows already of batches with a lower number
+        self._lock = threading.RLock()
+        self._fd = -1
+        self._size = 0
+        if self.path is not None:
+            try:
+                self._open(self.path)
+            except OSError as error:
+                raise io_error("open", self.path, error) from error
+
+    def _open(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        data = path.read_bytes()
+        lines = data.split(b"\n")
+        torn = len(lines.pop())
+        at = 0
+        for index, line in enumerate(lines):
+            record = _parse(line)
+            if record is None:
+                if index < len(lines) - 1:
+                    raise StageError(
+                        f"{path} is damaged in line {index + 1}, and it is not the last",
+                        code="journal_damaged",
+                        hint="restore it from a backup: without it committed rows of open windows are lost",
+                    )
+                torn += len(line) + 1
+                break
+            self._take(record)
+            at += len(line) + 1
+        self._size = at
+        if torn:
+            os.ftruncate(self._fd, at)
+            os.fsync(self._fd)
+        sync_directory(path.parent)
+
+    # What it says -------------------------------------------------------------------------------------------
+
+    def is_applied(self, sink: str, query: str, batch: int) -> bool:
+        known = self.applied.get((sink, query))
+        return known is not None and batch in known
+
+    def kept_of(self, stream: str) -> list[Record]:
+        return [record for record in self.kept_records() if record["stream"] == stream]
+
+    def kept_records(self) -> list[Record]:
+        """In the order of their commits."""
+        with self._lock:
+            return list(self.kept.values())
+
+    def _take(self, record: Record) -> None:
+        kind = record["op"]
+        if kind == "commit":
+            self._take_commit(record)
+        elif kind == "done":
+            for number in record["numbers"]:
+                done = self.kept.pop(number, None)
+                if done is not None:
+                    self.dropped_stages += [stage["stage"] for stage in done["stages"]]
+        elif kind == "gone":
+            for kept in self.kept.values():
+                kept["queries"] = [name for name in kept["queries"] if name != record["query"]]
+        elif kind == "state":
+            self.next_number = self._sinks_from = record["next"]
+            self.sinks = record["sinks"]
+            for sink, query, floor, batches, at in record["applied"]:
+                self.applied[sink, query] = Applied(floor, set(batches), at)
+
+    def _take_commit(self, record: Record) -> None:
+        self.next_number = max(self.next_number, record["number"] + 1)
+        if record["batch"] is not None:
+            key = record["sink"], record["query"]
+            self.applied.setdefault(key, Applied()).add(record["batch"], record["at"])
+            if len(self.applied) > REMEMBERED_QUERIES:
+                del self.applied[min(self.applied, key=lambda known: self.applied[known].at)]
+        if record["stream"] is None:
+            return
+        self.kept[record["number"]] = record
+        if record["number"] < self._sinks_from:
+            return
+        live = self.sinks.setdefault(record["stream"], {})
+        if record["end"]:
+            live.pop(record["sink"], None)
+        else:
+            live[record["sink"]] = record["until"]
+
+    # Writing ------------------------------------------------------------------------------------------------
+
+    def commit(self, record: Record) -> Record:
+        """Make a batch applied, for good. StageError: it is not, and nothing else has changed."""
+        with self._lock:
+            record = {"op": "commit", "number": self.next_number, "at": time.time(), **record}
+            self._append(record)
+            self._take(record)
+            return record
+
+    def done(self, numbers: list[int]) -> None:
+        with self._lock:
+            record = {"op": "done", "numbers": numbers}
+            self._append(record)
+            self._take(record)
+            self.dropped_stages.clear()  # the caller removes them; only a reopened journal may find them left over
+
+    def query_gone(self, name: str) -> None:
+        with self._lock:
+            if any(name in record["queries"] for record in self.kept.values()):
+                record = {"op": "gone", "query": name}
+                self._append(record)
+                self._take(record)
+
+    def _append(self, record: Record) -> None:
+        if self.path is None:
+            return
+        if self._fd < 0:
+            raise StageError("the engine is closed", code="closed")
+        line = _line(record)
+        try:
+            if os.pwrite(self._fd, line, self._size) != len(line):
+                raise OSError(28, os.strerror(28))
+            os.fsync(self._fd)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+                os.fsync(self._fd)
+            raise io_error("write", self.path, error) from error
+        self._size += len(line)
+
+    def rewrite(self, *, always: bool = False) -> None:
+        """Write it anew when it has grown: what is not needed any more goes. StageError leaves the old one."""
+        with self._lock:
+            if self._fd >= 0 and (self._size >= REWRITE_BYTES or always):
+                self._rewrite()
+
+    def _rewrite(self) -> None:
+        assert self.path is not None
+        state = {
+            "op": "state",
+            "next": self.next_number,
+            "sinks": self.sinks,
+            "applied": [[*key, a.floor, sorted(a.batches), a.at] for key, a in self.applied.items()],
+        }
+        data = b"".join(map(_line, [state, *self.kept.values()]))
+        beside = self.path.with_name(NAME + ".new")
+        try:
+            fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+            try:
+                if os.pwrite(fd, data, 0) != len(data):
+                    raise OSError(28, os.strerror(28))
+                os.fsync(fd)
+                os.replace(beside, self.path)
+                sync_directory(self.path.parent)
+            except OSError:
+                os.close(fd)
+                raise
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise io_error("write", beside, error) from error
+        os.close(self._fd)
+        self._fd, self._size = fd, len(data)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
+def _line(record: Record) -> bytes:
+    body = json.dumps(record, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _parse(line: bytes) -> Record | None:
+    crc, _, body = line.partition(b" ")
+    try:
+        if len(crc) != 8 or int(crc, 16) != zlib.crc32(body):
+            return None
+        record = json.loads(body)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None

@@ -1,0 +1,100 @@
+"""What a log holds already: results that come again after a restart are not written again.
+
+Identity of a result: (query, window, group, key, revision). Late rows have none, so of equal ones as many are left out
+as the log has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flexstream.state.result_log import ResultLog
+
+READ_ROWS = 1 << 18
+
+
+class KnownResults:
+    """The results in `log` of windows that end after `since`. `dtype`: of the rows that workers write."""
+
+    def __init__(self, log: ResultLog, dtype: np.dtype[Any], identity: list[str], since: int) -> None:
+        self._dtype = dtype
+        self._identity = identity
+        parts = []
+        offset = log.first_offset
+        while batches := log.read(offset, READ_ROWS):
+            for batch in batches:
+                offset += batch.num_rows
+                keep = column(batch.column("window_end"), np.dtype("<i8")) > since
+                values = {name: column(batch.column(name), dtype[name])[keep] for name in identity}
+                parts.append(self._names(values, int(keep.sum())))
+        self._known = np.unique(np.concatenate(parts)) if parts else np.empty(0, "S1")
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _names(self, values: Any, n: int) -> np.ndarray[Any, Any]:
+        """One string of bytes per row; all have one length, so that equal ones are equal."""
+        packed = np.zeros(n, np.dtype([(name, self._dtype[name]) for name in self._identity]))
+        for name in self._identity:
+            packed[name] = values[name]
+        return packed.view(f"S{packed.dtype.itemsize}").reshape(-1)
+
+    def without(self, data: bytes) -> bytes:
+        """The rows that the log does not have."""
+        if not len(self._known):
+            return data
+        rows = np.frombuffer(data, self._dtype)
+        names = self._names(rows, len(rows))
+        at = np.minimum(np.searchsorted(self._known, names), len(self._known) - 1)
+        fresh = self._known[at] != names
+        self.dropped += len(rows) - int(fresh.sum())
+        return data if fresh.all() else rows[fresh].tobytes()
+
+
+class KnownLate:
+    """The late rows in `log` from `offset` on, each left out once."""
+
+    def __init__(self, log: ResultLog, dtype: np.dtype[Any], offset: int) -> None:
+        self._dtype = dtype
+        self._left: Counter[bytes] = Counter()
+        offset = max(offset, log.first_offset)
+        while batches := log.read(offset, READ_ROWS):
+            for batch in batches:
+                offset += batch.num_rows
+                rows = np.zeros(batch.num_rows, dtype)
+                for name in dtype["row"].names or ():
+                    rows["row"][name] = column(batch.column(name), dtype["row"][name])
+                rows["watermark"] = column(batch.column("watermark"), np.dtype("<i8"))
+                self._left.update(_split(rows.tobytes(), dtype.itemsize))
+        self.dropped = 0
+
+    def without(self, data: bytes) -> bytes:
+        fresh = []
+        for row in _split(data, self._dtype.itemsize):
+            if self._left[row] > 0:
+                self._left[row] -= 1
+                self.dropped += 1
+            else:
+                fresh.append(row)
+        return b"".join(fresh)
+
+
+def _split(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def column(values: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """A column without nulls, as workers write it. Buffers, not to_numpy(): that would import pandas."""
+    n, offset = len(values), values.offset
+    data = values.buffers()[1]
+    if n == 0 or data is None:
+        return np.zeros(n, dtype)
+    if pa.types.is_boolean(values.type):
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little", count=offset + n)
+        return bits[offset:].astype(dtype)
+    return np.frombuffer(data, dtype, count=offset + n)[offset:]

@@ -1,0 +1,107 @@
+"""spark.read and spark.readStream: a query's results, by offset, in Spark's types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flexstream as fs
+from flexstream import spark as fspark
+from flexstream.testing import run
+from tests.property.checks import as_rows, assert_same_results
+from tests.spark.rig import QUERY, STREAM, Daemon, make_rows, serving, wait_until
+
+
+def produce(daemon: Daemon, rows: np.ndarray) -> None:
+    """Through our own producer, to the end of the stream: all windows fire."""
+    with fs.Producer(daemon.endpoint, stream=STREAM) as producer:
+        producer.send(rows)
+
+
+def filled(daemon: Daemon, rows: np.ndarray) -> int:
+    """Sends the rows; returns how many results there are when all are there."""
+    produce(daemon, rows)
+    seen = -1
+
+    def settled() -> bool:
+        nonlocal seen
+        before, seen = seen, int(daemon.client.get(f"/v1/queries/{QUERY.name}")["log"]["next_offset"])
+        return seen > 0 and seen == before
+
+    wait_until(settled, "results")
+    return seen
+
+
+def reading(reader: Any, *daemons: Daemon, **options: Any) -> Any:
+    endpoint = ",".join(daemon.endpoint for daemon in daemons)
+    return reader.format("flexstream").options(endpoint=endpoint, query=QUERY.name, timeout_s=20, **options)
+
+
+def results_of(table: Any) -> list[dict[str, Any]]:
+    """As the checks want them: times in the stream's milliseconds."""
+    rows = as_rows(table.to_batches())
+    for row in rows:
+        row["window_start"] //= 1000
+        row["window_end"] //= 1000
+    return rows
+
+
+def identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["window_start"], row["k"], row["revision"]
+
+
+def test_results_come_back_as_a_frame_in_parts(spark: Any, daemon: Daemon) -> None:
+    rows = make_rows(20_000)
+    count = filled(daemon, rows)
+    df = reading(spark.read, daemon, partition_rows=100).load()
+    assert df.schema == fspark.result_schema(QUERY)
+    assert df.rdd.getNumPartitions() == -(-count // 100)
+    found = results_of(df.toArrow())
+    assert len(found) == count
+    assert_same_results(QUERY, found, run(QUERY, rows).windows)
+    assert df.where("n > 5").count() == sum(row["n"] > 5 for row in found)
+
+
+def test_a_query_without_results_is_an_empty_frame(spark: Any, daemon: Daemon) -> None:
+    assert reading(spark.read, daemon).load().count() == 0
+
+
+def test_a_stream_of_results_is_limited_and_goes_on_after_a_restart(spark: Any, daemon: Daemon, tmp_path: Path) -> None:
+    # Given: results, read as a stream with at most 100 rows in a micro-batch.
+    first, second = make_rows(8_000), make_rows(8_000, start=20_000, seed=2)
+    count = filled(daemon, first)
+
+    def read() -> Any:
+        df = reading(spark.readStream, daemon, max_rows=100).load()
+        writer = df.writeStream.format("parquet").option("path", str(tmp_path / "out"))
+        query = writer.option("checkpointLocation", str(tmp_path / "check")).trigger(availableNow=True).start()
+        assert query.awaitTermination(400)
+        return query
+
+    progress = read().recentProgress
+    assert max(batch["numInputRows"] for batch in progress) <= 100
+    # When: more results come, and the query is started again from its checkpoint.
+    filled(daemon, second)
+    read()
+    # Then: every result was read once.
+    found = results_of(spark.read.parquet(str(tmp_path / "out")).toArrow())
+    assert len(found) == len({identity(row) for row in found}) > count
+    assert {identity(row) for row in found} == {identity(row) for row in daemon.results()}
+
+
+def test_two_daemons_are_read_as_one(spark: Any, tmp_path: Path) -> None:
+    rows = make_rows(4_000)
+    node = STREAM.group_of(rows, 16) % 2
+    with serving(tmp_path / "a") as one, serving(tmp_path / "b") as other:
+        filled(one, rows[node == 0])
+        filled(other, rows[node == 1])
+        found = results_of(reading(spark.read, one, other).load().toArrow())
+    assert_same_results(QUERY, found, run(QUERY, rows).windows)
+
+
+def test_a_query_that_is_not_there_is_named(spark: Any, daemon: Daemon) -> None:
+    with pytest.raises(Exception, match="no query 'qq'"):
+        spark.read.format("flexstream").options(endpoint=daemon.endpoint, query="qq").load()

@@ -1,0 +1,133 @@
+"""Commits over HTTP: what is wrong with a body is named, and what fits goes to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from flexstream.daemon.server import Daemon
+from flexstream.errors import StageError
+from tests.unit.fake_engine import FakeEngine
+
+GOOD = {"sink": "s", "query": "q", "batch": 0, "stages": [{"stage": "a", "rows": 1}]}
+BAD: dict[str, tuple[Any, str]] = {
+    "not an object": ([], "the body"),
+    "no sink": ({**GOOD, "sink": None}, "sink"),
+    "an empty sink": ({**GOOD, "sink": ""}, "sink"),
+    "a long sink": ({**GOOD, "sink": "x" * 257}, "sink"),
+    "a query that is a number": ({**GOOD, "query": 7}, "query"),
+    "no batch": ({**GOOD, "batch": None}, "batch"),
+    "a batch below 0": ({**GOOD, "batch": -1}, "batch"),
+    "a batch that is true": ({**GOOD, "batch": True}, "batch"),
+    "a batch in words": ({**GOOD, "batch": "1"}, "batch"),
+    "no stages": ({**GOOD, "stages": None}, "stages"),
+    "stages that are names": ({**GOOD, "stages": ["a"]}, "stages"),
+    "a receipt without rows": ({**GOOD, "stages": [{"stage": "a"}]}, "rows"),
+    "a receipt with half a row": ({**GOOD, "stages": [{"stage": "a", "rows": 0.5}]}, "rows"),
+    "end in words": ({**GOOD, "end": "yes"}, "end"),
+    "an end of nothing": ({**GOOD, "stages": [], "end": True}, "stream"),
+    "a misspelt field": ({**GOOD, "stagess": []}, "stagess"),
+}
+
+
+class FakeStaging:
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def commit(self, **arguments: Any) -> dict[str, Any]:
+        self.calls.append(arguments)
+        if arguments["receipts"] and arguments["receipts"][0]["stage"] == "missing":
+            raise StageError("stage missing is not here", code="unknown_stage", hint="run the batch again")
+        if arguments["receipts"] and arguments["receipts"][0]["stage"] == "full":
+            raise StageError("no room", code="disk_full")
+        return {"applied": True, "rows": 1, "duplicate": False}
+
+    def drop(self, stage: str) -> dict[str, Any]:
+        return {"stage": stage, "dropped": False, "was": "unknown"}
+
+
+def served(use: Callable[[aiohttp.ClientSession, FakeStaging], Awaitable[None]]) -> None:
+    async def main() -> None:
+        engine = FakeEngine()
+        engine.staging = FakeStaging()  # type: ignore[attr-defined]
+        daemon = Daemon(engine)
+        engine.staging.replay = engine.staging.only_queries = lambda given: None  # type: ignore[attr-defined]
+        await daemon.start()
+        host, port = daemon.control_address
+        try:
+            async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
+                await use(session, engine.staging)  # type: ignore[attr-defined]
+        finally:
+            await daemon.stop()
+
+    asyncio.run(main())
+
+
+def test_every_wrong_body_is_refused_by_name() -> None:
+    async def use(session: aiohttp.ClientSession, staging: FakeStaging) -> None:
+        for case, (body, name) in BAD.items():
+            async with session.post("/v1/commits", json=body) as reply:
+                error = (await reply.json())["error"]
+                assert (reply.status, error["code"]) == (400, "bad_commit"), case
+                assert name in error["message"], (case, error)
+                assert error["hint"]
+        assert staging.calls == []
+
+    served(use)
+
+
+def test_what_fits_is_committed_and_refusals_have_their_status() -> None:
+    async def use(session: aiohttp.ClientSession, staging: FakeStaging) -> None:
+        async with session.post("/v1/commits", json=GOOD) as reply:
+            assert (reply.status, await reply.json()) == (200, {"applied": True, "rows": 1, "duplicate": False})
+        async with session.post(
+            "/v1/commits", json={"sink": "s", "batch": None, "stages": [], "stream": "x", "end": True}
+        ) as reply:
+            assert reply.status == 200
+        for stage, status in (("missing", 409), ("full", 507)):
+            async with session.post("/v1/commits", json={**GOOD, "stages": [{"stage": stage, "rows": 0}]}) as reply:
+                assert reply.status == status
+        async with session.post("/v1/commits", data=b"{", headers={"Content-Type": "application/json"}) as reply:
+            assert (reply.status, (await reply.json())["error"]["code"]) == (400, "bad_json")
+        async with session.post("/v1/commits", data=b"a=1") as reply:
+            assert reply.status == 415
+        async with session.delete("/v1/stages/whatever") as reply:
+            assert (await reply.json())["was"] == "unknown"
+        async with session.delete("/v1/stages/" + "x" * 300) as reply:
+            assert reply.status == 400
+
+    served(use)
+
+
+def test_a_commit_of_many_tasks_is_larger_than_other_bodies_may_be() -> None:
+    many = [{"stage": f"{i}", "rows": 1, "groups": {str(g): 1 for g in range(128)}} for i in range(2000)]
+
+    async def use(session: aiohttp.ClientSession, staging: FakeStaging) -> None:
+        async with session.post("/v1/commits", json={**GOOD, "stages": many}) as reply:
+            assert reply.status == 200
+        assert len(staging.calls[0]["receipts"]) == 2000
+
+    served(use)
+
+
+@pytest.mark.parametrize("path", ["/v1/stages", "/v1/commits"])
+def test_the_token_guards_stages_too(path: str) -> None:
+    async def main() -> None:
+        daemon = Daemon(FakeEngine(), token="secret")
+        await daemon.start()
+        host, port = daemon.control_address
+        try:
+            method = "GET" if "stages" in path else "POST"
+            async with (
+                aiohttp.ClientSession() as session,
+                session.request(method, f"http://{host}:{port}{path}") as reply,
+            ):
+                assert reply.status == 401
+        finally:
+            await daemon.stop()
+
+    asyncio.run(main())

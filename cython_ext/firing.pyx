@@ -5,6 +5,7 @@ from libc.string cimport memcpy
 
 from flexstream.cython_ext.arena cimport ARENA_OK, ARENA_WAIT, ArenaStatus
 from flexstream.cython_ext.blocks cimport Block, block_rows, output_block
+from flexstream.cython_ext.dense cimport dense_settle
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_store_relaxed
 from flexstream.cython_ext.messages cimport RESULT_BLOCK
 from flexstream.cython_ext.panes cimport (
@@ -88,6 +89,10 @@ cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t e
     panes.revising = revising
     panes.cursor = 0
     panes.merge_next = first
+    while first < panes.n and panes.panes[first].start < end:
+        dense_settle(query, context.arena, panes.panes[first])
+        first += 1
+    first = panes.merge_next
     if single:
         panes.source = &panes.panes[first].table
         panes.phase = PHASE_EMIT

@@ -20,7 +20,8 @@ MAX_PREDICATES = 32  # FS_PREDICATES
 ROWS_AHEAD_BYTES = 2048  # what of the rows is fetched ahead; measured, with rows that come from memory
 ENTRIES_AHEAD = 16
 SAMPLE_EVERY = 16
-_INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "timestamp")
+PLACES = 4  # for the rows of a hot key, in turn
+_INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "timestamp")
 
 
 class Pipeline:
@@ -54,6 +55,18 @@ class Pipeline:
         return first if not others and first.kind in _INTEGERS else None
 
     @property
+    def can_be_hot(self) -> bool:
+        """May a batch's rows be added up apart? Not where that could pass int64, and the sum in order does not."""
+        pairs = zip(self.folds, self.arguments, strict=True)
+        return all(fold != ("sum", "i64") or (of is not None and self._is_narrow(of)) for fold, of in pairs)
+
+    def _is_narrow(self, node: Typed) -> bool:
+        """A number of at most 32 bits."""
+        if node.op == "cast":
+            return node.args[0].type == "bool"
+        return node.op == "col" and self.stream.schema.field(node.name or "").size <= 4
+
+    @property
     def can_mask(self) -> bool:
         """May a dropped row be folded as nothing? Not into reals, whose sums would remember it."""
         whole = all(fold == "count" or kind == "i64" for fold, kind in self.folds)
@@ -80,6 +93,7 @@ class _Generator:
         self.masked = choices.masked and pipeline.can_mask
         self.stride = 8 * (1 + pipeline.key_words + pipeline.slots)
         self.dense_words = 1 + pipeline.slots
+        self.hot = choices.hot and pipeline.can_be_hot
 
     # -- the key
 
@@ -179,7 +193,10 @@ class _Generator:
         block.add(f"const int64_t time = fs_get_i64(row + {self.stream.time_field.offset});")
         block.add("if (FS_RARE((uint64_t)time - (uint64_t)pane.start >= pane.span)) {")
         self.unless_kept(block)
-        block.add("    if ((uint64_t)time - (uint64_t)other.start >= other.span) goto stop; /* a third pane, or late */")
+        block.add("    if ((uint64_t)time - (uint64_t)other.start >= other.span) goto stop; /* a third, or late */")
+        if self.hot:
+            block.add("    if (hot_count) overflow |= merge_hot(places, hot_count, hot_slot, view->empty);")
+            block.add("    hot_count = 0;")
         block.add("    const fs_pane_view held = pane;")
         block.add("    pane = other, other = held;")
         block.add("}")
@@ -188,8 +205,9 @@ class _Generator:
         """Leaves `count` and `slot`: an entry's first word and the first slot of its aggregates."""
         words = self.pipeline.key_words
         same = " && ".join(f"entry[{1 + word}] == key[{word}]" for word in range(words))
-        block.add(f"uint64_t key[{words}];")
-        block.add("load_key(row, key);")
+        if not self.hot:
+            block.add(f"uint64_t key[{words}];")
+            block.add("load_key(row, key);")
         block.add("uint64_t at = hash_key(key) >> pane.shift;")
         block.add(f"uint64_t *entry = (uint64_t *)(pane.entries + at * {self.stride});")
         block.add(f"while (entry[0] && !({same})) {{")
@@ -204,14 +222,36 @@ class _Generator:
         block.add(f"    memcpy(entry + 1, key, {words * 8});")
         block.add("}")
 
+    def find(self, block: Block) -> None:
+        if self.dense:
+            self.find_dense(block)
+            return
+        self.find_entry(block)
+        block.add(f"count = entry, slot = entry + {1 + self.pipeline.key_words};")
+
+    def find_hot(self, block: Block) -> None:
+        """Rows of the batch's hot key go to several places in turn: no row waits for the one before it."""
+        words = self.pipeline.key_words
+        same = " & ".join(f"(key[{word}] == hot_key[{word}])" for word in range(words))
+        block.add(f"uint64_t key[{words}];")
+        block.add("load_key(row, key);")
+        block.add(f"const int is_hot = {same};")
+        block.add("if (is_hot && hot_count) {")
+        block.add(f"    count = places[i % {PLACES}], slot = count + 1;")
+        block.add("} else {")
+        inner = Block(block.lines, block.known, block.indent + "    ")
+        self.find(inner)
+        inner.add("if (is_hot) hot_count = count, hot_slot = slot;")
+        block.add("}")
+
     def find_dense(self, block: Block) -> None:
-        block.add("uint64_t *count, *slot;")
         block.add(f"const uint64_t off = (uint64_t){self.key_value()} - pane.base;")
         block.add("if (off < pane.range) {")
         block.add(f"    count = pane.dense + off * {self.dense_words}, slot = count + 1;")
         block.add("    if (FS_RARE(!*count)) { /* a new key */")
         self.unless_kept(block, "        ")
-        block.add("        if (*pane.reserved >= pane.touched_limit || *pane.used + *pane.reserved >= pane.limit) goto stop;")
+        block.add("        if (*pane.reserved >= pane.touched_limit) goto stop;")
+        block.add("        if (*pane.used + *pane.reserved >= pane.limit) goto stop;")
         block.add("        pane.touched[(*pane.reserved)++] = (uint32_t)off, fresh++;")
         block.add("        *count = FS_USED;")
         if self.pipeline.slots:
@@ -247,6 +287,66 @@ class _Generator:
                 block.add(f"if (fs_lt({order})) *({real}) = {value};")
             at += FOLDS[fold][1]
 
+    def merge_function(self) -> list[str]:
+        """What the places hold goes to the entry, and they begin anew."""
+        block = Block(indent="        ")
+        before: list[str] = []
+        behind: list[str] = []
+        block.add("uint64_t *place = places[p];")
+        block.add("*count += place[0];")
+        at = 0
+        for fold in self.pipeline.folds:
+            into, source = f"slot + {at}", f"place + {1 + at}"
+            if fold == ("sum", "i64"):
+                before.append(f"    int64_t total{at} = 0;")
+                block.add(f"total{at} += *((int64_t *){source});")
+                behind.append(
+                    f"    overflow |= __builtin_add_overflow(*((int64_t *){into}), total{at}, (int64_t *){into});"
+                )
+            elif fold in (("sum", "f64"), ("avg", "f64")):
+                block.add(f"fs_add_real((double *){into}, *((double *){source}));")
+                block.add(f"*((double *){into} + 1) += *((double *){source} + 1);")
+            elif fold == ("stddev", "f64"):
+                block.add(f"fs_merge_deviation((double *){into}, (double *){source});")
+            elif fold[1] is not None:
+                kind, least = "int64_t" if fold[1] == "i64" else "double", fold[0] == "min"
+                new, old = f"*(({kind} *){source})", f"*(({kind} *){into})"
+                low, high = (new, old) if least else (old, new)
+                block.add(f"if ({f'{low} < {high}' if kind == 'int64_t' else f'fs_lt({low}, {high})'}) {old} = {new};")
+            at += FOLDS[fold][1]
+        block.add("place[0] = 0;")
+        block.add(f"memcpy(place + 1, empty + {1 + self.pipeline.key_words}, {8 * self.pipeline.slots});")
+        width = 1 + self.pipeline.slots
+        return [
+            f"static uint64_t merge_hot(uint64_t places[{PLACES}][{width}], uint64_t *count, uint64_t *slot, "
+            "const uint64_t *empty)",
+            "{",
+            "    uint64_t overflow = 0;",
+            *before,
+            f"    for (int p = 0; p < {PLACES}; p++) {{",
+            *block.lines,
+            "    }",
+            *behind,
+            "    return overflow;",
+            "}",
+            "",
+        ]
+
+    def hot_locals(self) -> list[str]:
+        """The hot key of a batch is the one that two of three of its rows have, if there is one."""
+        words, width = self.pipeline.key_words, 1 + self.pipeline.slots
+        return [
+            f"    uint64_t places[{PLACES}][{width}], hot_key[{words}], some_key[{words}];",
+            "    uint64_t *hot_count = 0, *hot_slot = 0;",
+            f"    load_key(rows + (size_t)(n / 2) * {self.row_bytes}, hot_key);",
+            f"    load_key(rows + (size_t)(n - 1) * {self.row_bytes}, some_key);",
+            f"    if (memcmp(hot_key, some_key, {8 * words}) != 0) load_key(rows, hot_key);",
+            f"    for (int p = 0; p < {PLACES}; p++) {{",
+            "        places[p][0] = 0;",
+            f"        memcpy(places[p] + 1, view->empty + {1 + words}, {8 * self.pipeline.slots});",
+            "    }",
+        ]
+
     # -- the function
 
     def body(self) -> list[str]:
@@ -260,11 +360,11 @@ class _Generator:
             for argument in self.pipeline.arguments
         ]
         self.find_pane(block)
-        if self.dense:
-            self.find_dense(block)
+        block.add("uint64_t *count, *slot;")
+        if self.hot:
+            self.find_hot(block)
         else:
-            self.find_entry(block)
-            block.add(f"uint64_t *count = entry, *slot = entry + {1 + self.pipeline.key_words};")
+            self.find(block)
         self.fold(block, values)
         block.add(f"kept += {'keep' if self.masked else '1'};")
         return block.lines
@@ -276,19 +376,27 @@ class _Generator:
                 '#include "flexstream_abi.h"',
                 "",
                 *self.key_functions(),
+                *(self.merge_function() if self.hot else []),
                 f"/* Query {comment(self.pipeline.bound.query.name)} over stream {comment(self.stream.name)}, "
-                f"panes of {self.pipeline.bound.pane} {self.stream.time_unit}. Variant: {comment(str(self.choices))} */",
+                f"panes of {self.pipeline.bound.pane} {self.stream.time_unit}. */",
+                f"/* Variant: {comment(str(self.choices))} */",
                 f"uint32_t {ENTRY_POINT}(const unsigned char *rows, uint32_t n, fs_view *view)",
                 "{",
                 "    fs_pane_view pane = view->pane[0], other = view->pane[1];",
                 "    uint64_t kept = 0, overflow = 0, outside = 0, fresh = 0;",
                 "    uint32_t i = 0;",
+                *(self.hot_locals() if self.hot else []),
                 f"    const uint32_t ahead = {size} > FS_CACHED && n > {ENTRIES_AHEAD} ? n - {ENTRIES_AHEAD} : 0;",
                 "    for (; i < n; i++) {",
                 f"        const unsigned char *row = rows + (size_t)i * {self.row_bytes};",
                 *self.body(),
                 "    }",
                 "stop:",
+                *(
+                    ["    if (hot_count) overflow |= merge_hot(places, hot_count, hot_slot, view->empty);"]
+                    if self.hot
+                    else []
+                ),
                 "    view->filtered = i - kept;",
                 "    view->overflow |= overflow;",
                 "    view->outside = outside;",

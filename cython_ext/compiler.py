@@ -31,7 +31,16 @@ log = logging.getLogger("flexstream.compiler")
 
 INCLUDES = Path(__file__).resolve().parent / "includes"
 # No contraction: a*b+c in one rounding would differ from the generic variant.
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-shared",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+)
 INSTALL_HINT = "install a C compiler (Debian: apt-get install gcc libc6-dev), or set CC"
 SEAL = b"flexstream object, sha256 of all before: "
 # A shell sets the limits, not a preexec_fn: that would need a fork of a process that may be big, with its threads.

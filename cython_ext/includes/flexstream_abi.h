@@ -118,5 +118,15 @@ static inline void fs_add_deviation(double *slot, double v) {
     slot[1] = high;
     slot[3] += delta * ((v - slot[1]) - slot[2]);
 }
+/* Chan's update, for two such states. */
+static inline void fs_merge_deviation(double *slot, const double *from) {
+    if (!(from[0] > 0)) return;
+    double rows = slot[0] + from[0], delta = (from[1] - slot[1]) + (from[2] - slot[2]);
+    slot[3] += from[3] + delta * delta * slot[0] * (from[0] / rows);
+    double low = slot[2] + delta * (from[0] / rows), high = slot[1] + low;
+    slot[2] = low - (high - slot[1]);
+    slot[1] = high;
+    slot[0] = rows;
+}
 
 #endif

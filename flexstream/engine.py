@@ -33,6 +33,7 @@ from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
 from flexstream.nic.user import UserNic
+from flexstream.optimise import optimise
 from flexstream.query import Query
 from flexstream.reading import read_log
 from flexstream.result_rows import LateRows, ResultRows
@@ -177,7 +178,7 @@ class Engine:
 
     def submit(self, query: Query) -> None:
         """Start a query; it sees the rows that come from now on. Its stream is added if it is not known yet."""
-        bound = query.bound()
+        bound = optimise(query.bound())
         lowered = lower(bound)
         with self._lock:
             self._check_open()

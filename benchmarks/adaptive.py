@@ -204,7 +204,7 @@ def measure(experiment: Experiment, cores: Cores, rounds: int, phase_s: float) -
     sides: list[tuple[str, Callable[[], Run]]] = [
         ("adaptive", lambda: run_adaptive(experiment, phases, slices, cores.receiver)),
         *(
-            (fixed.name, lambda fixed=fixed: run_fixed(experiment, fixed, phases, slices, cores.receiver))  # type: ignore[misc]
+            (fixed.name, lambda fixed=fixed: run_fixed(experiment, fixed, phases, slices, cores.receiver))
             for fixed in experiment.fixed
         ),
     ]

@@ -7,6 +7,7 @@ A switch stays only if it was measured to help; what did not is not tried again 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from flexstream.cython_ext.codegen import Pipeline, generate
 from flexstream.cython_ext.compiler import Compiled, Outcome
 from flexstream.running import RunningQuery
 from flexstream.specialise import Decision, Facts, Shape, decide
+
+log = logging.getLogger("flexstream.adaptive")
 
 _SUMMED = ("rows", "filtered", "compiled_rows", "outside", "fresh_keys", "timed_rows", "timed_ns")
 
@@ -231,8 +234,8 @@ class Adapter:
             return
         (old, before_ns), after_ns = self._before, self._meter.ns_per_row
         gain = before_ns / max(after_ns, 1e-9)
-        self.running.history[-1]["gain"] = round(gain, 3)
-        self.running.history[-1]["ns_per_row"] = round(after_ns, 3)
+        measured = {"gain": round(gain, 3), "ns_per_row": round(after_ns, 3)}
+        self.running.history[-1] = {**self.running.history[-1], **measured}  # others may be reading the old one
         self._period = self.pace.period_s
         if gain < self.pace.worse:
             self._grudges[self.now.what] = now + self.pace.grudge_s
@@ -313,10 +316,16 @@ class Adaptive:
                 adapters = list(self._adapters)
             now = time.monotonic()
             for adapter in adapters:
-                adapter.step(now)
+                try:
+                    adapter.step(now)
+                except Exception:  # the query runs on as it is
+                    log.exception("adaptive_failed", extra={"fields": {"query": adapter.running.query.name}})
+                    with self._lock:
+                        self._adapters.remove(adapter)
 
     def stop(self) -> None:
         self._stopping.set()
-        thread = self._thread
+        with self._lock:  # `watch` may be starting it
+            thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()

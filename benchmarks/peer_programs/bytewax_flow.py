@@ -19,7 +19,7 @@ def prepare(rows):
 
 
 def run(rows, batch):
-    out = []
+    out: list = []
     flow = Dataflow("ysb")
     stream = op.input("in", flow, TestingSource(rows, batch_size=batch))
     views = op.filter("views", stream, lambda row: row[2] == b"view")

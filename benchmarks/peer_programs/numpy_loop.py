@@ -5,7 +5,7 @@ from common import WINDOW_MS, serve
 
 
 def run(rows, batch):
-    totals = {}
+    totals: dict[int, int] = {}
     for at in range(0, len(rows), batch):
         part = rows[at : at + batch]
         kept = part[part["event_type"] == b"view"]

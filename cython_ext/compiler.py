@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -156,6 +157,7 @@ def cache_directory() -> Path:
     return directory
 
 
+_COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _CACHE_HINT = "give another directory in FLEXSTREAM_CACHE"
 
 
@@ -197,7 +199,8 @@ def compile_code(code: str, limits: Limits | None = None, job: Job | None = None
     directory = cache_directory()
     header = (INCLUDES / "flexstream_abi.h").read_text()
     identity = _identity(command, limits, job)
-    name = hashlib.sha256("\0".join([code, header, identity, " ".join([*command, *FLAGS])]).encode()).hexdigest()
+    bare = _COMMENT.sub(" ", code)  # names are in comments only: queries that differ in nothing else share an object
+    name = hashlib.sha256("\0".join([bare, header, identity, " ".join([*command, *FLAGS])]).encode()).hexdigest()
     path = directory / f"{name}.so"
     cached = _is_ours(path) and _is_whole(path)
     if not cached:

@@ -33,6 +33,7 @@ class Pace:
 
     tick_s: float = 0.01
     first_rows: int = 200_000  # before that nothing is worth it
+    first_s: float = 0.3
     sampled_rows: int = 2_000
     profile_s: float = 0.5  # a profile that takes longer is given up: hardly any rows come
     timed_rows: int = 4_000  # for one measurement
@@ -135,7 +136,7 @@ class Adapter:
         self._grudges: dict[tuple[Choices, int, int], float] = {}
         self._start = self.counts()
         self._meter = Meter(pace, self._start)
-        self._began = 0.0
+        self._began = self._flowing_since = 0.0
         self._next_profile = 0.0
         self._period = pace.period_s
         self._usual: Usual | None = None
@@ -153,7 +154,10 @@ class Adapter:
     def steady(self, now: float) -> None:
         counts = self.counts()
         recent = self._meter.look(counts)
-        if recent is None or counts.rows - self._start.rows < self.pace.first_rows:
+        if counts.rows - self._start.rows < self.pace.first_rows:
+            self._flowing_since = now
+            return
+        if recent is None or now - self._flowing_since < self.pace.first_s:
             return
         reason = self._trigger(recent, now)
         if reason is None:

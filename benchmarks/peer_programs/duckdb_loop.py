@@ -27,10 +27,10 @@ def run(table, size):
     parts = []
     for at in range(0, table.num_rows, size):
         batch = table.slice(at, size)  # noqa: F841  DuckDB finds it by its name
-        parts.append(connection.execute(QUERY).arrow())
-    whole = pa.concat_tables(  # noqa: F841
-        part if isinstance(part, pa.Table) else part.read_all() for part in parts
-    )
+        found = connection.execute(QUERY)
+        take = getattr(found, "to_arrow_table", None) or found.fetch_arrow_table  # the name depends on the version
+        parts.append(take())
+    whole = pa.concat_tables(parts)  # noqa: F841
     merged = connection.execute("select w, campaign_id, sum(n) as n from whole group by all").fetchall()
     return sum(row[2] for row in merged)
 

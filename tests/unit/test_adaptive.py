@@ -20,7 +20,7 @@ from tests.property.checks import FINISH_S, as_rows
 
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i32", "x": "i64", "y": "i32"}, key="k", time="t")
 QUERY = STREAM.query("q").filter(col("x") > 0).filter(col("y") > 0).window(fs.tumbling("10s")).agg(n=fs.count())
-PACE = Pace(first_rows=1000, sampled_rows=100, timed_rows=100, measurements=2)
+PACE = Pace(first_rows=1000, first_s=0.0, sampled_rows=100, timed_rows=100, measurements=2)
 
 
 class Worker:

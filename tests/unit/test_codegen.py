@@ -265,7 +265,7 @@ def test_names_are_in_comments_only():
     assert made(*names[:5]) == made(*names[5:]) == made("a", "b", "c", "d", "e")
 
 
-@pytest.mark.time_limit(120)
+@pytest.mark.time_limit(400)
 def test_no_compiler_warning_for_any_of_them(tmp_path):
     code = together(variants_of(*operators(), *hostile(), most=2))
     cc(tmp_path, code, "-O2", "-c", "-Wall", "-Wextra", "-Werror", "-Wno-unused", "-Wno-missing-prototypes")
@@ -393,7 +393,7 @@ def harness_case(number: int, query: fs.Query, rows: Path, n: int) -> str:
     )
 
 
-@pytest.mark.time_limit(180)
+@pytest.mark.time_limit(400)
 def test_the_sanitizers_have_nothing_to_report(tmp_path):
     tiny = fs.Stream("tiny", {"t": "timestamp[s]", "k": "u8"}, key="k", time="t")
     huge = fs.Stream(
@@ -411,8 +411,9 @@ def test_the_sanitizers_have_nothing_to_report(tmp_path):
         tiny.query("q").window(fs.tumbling("1000s")).agg(n=fs.count()),
         huge.query("q").filter(col("pad") != b"x").window(fs.tumbling("1000s")).agg(n=fs.count(), a=fs.sum("x")),
     ]
-    calls, variants = [], variants_of(*queries, most=2)
-    variants += [(query, choices) for query in queries[-5:] for choices in list(choices_of(query))[2:]]
+    calls, variants = [], variants_of(*queries, most=1)
+    variants += [(query, list(choices_of(query, i))[1 + i % 5]) for i, query in enumerate(queries[:-5])][::2]
+    variants += [(query, choices) for query in queries[-5:] for choices in list(choices_of(query))[1:]]
     for i, (query, _) in enumerate(variants):
         n = 1200
         (tmp_path / f"rows{i}").write_bytes(hostile_rows(query, n, i))
@@ -420,12 +421,12 @@ def test_the_sanitizers_have_nothing_to_report(tmp_path):
     code = together(variants) + HARNESS + "int main(void) {\n" + "\n".join(calls) + "\nreturn 0;\n}\n"
     checks = "-fsanitize=address,undefined,float-cast-overflow,float-divide-by-zero"
     try:
-        program = cc(tmp_path, code, "-O1", "-w", checks, "-fno-sanitize-recover=all")
+        program = cc(tmp_path, code, "-O0", "-w", checks, "-fno-sanitize-recover=all")
     except AssertionError as error:
         if "asan" in str(error) or "ubsan" in str(error):
             pytest.skip(f"the compiler has no sanitizers here: {error}")
         raise
-    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[:4000]
     assert done.stderr == ""
     finished = [int(line.split()[1]) for line in done.stdout.splitlines()]

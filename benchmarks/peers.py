@@ -50,7 +50,7 @@ PEERS = (
 
 
 def environment(peer: Peer) -> Path:
-    """The Python of the peer's own environment. Raises SystemExit-free CalledProcessError when it cannot be made."""
+    """The Python of the peer's own environment. Raises CalledProcessError when it cannot be made."""
     directory = CACHE / "peers" / peer.program.removesuffix(".py")
     python = directory / "bin" / "python"
     if not (directory / "ready").exists():

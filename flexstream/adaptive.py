@@ -116,7 +116,7 @@ class Usual:
 
 
 class Adapter:
-    """One query's way: steady -> profiling -> waiting (for the compiler) -> proving -> steady."""
+    """One query's way: steady -> profiling -> waiting (for the compiler) -> proving (-> doubting) -> steady."""
 
     def __init__(self, running: RunningQuery, plain: int, submit: Submit, pace: Pace) -> None:
         self.running, self.pace, self._submit = running, pace, submit
@@ -133,6 +133,7 @@ class Adapter:
         self._why = "first look"
         self._wanted = Decision()
         self._before: tuple[Decision, float] = (self.now, 0.0)
+        self._tried = self._before
         self._grudges: dict[tuple[Choices, int, int], float] = {}
         self._start = self.counts()
         self._meter = Meter(pace, self._start)
@@ -236,16 +237,34 @@ class Adapter:
             self._meter, self._warm = Meter(self.pace, counts), True
         if not self._meter.ready:
             return
-        (old, before_ns), after_ns = self._before, self._meter.ns_per_row
-        gain = before_ns / max(after_ns, 1e-9)
+        (old, before_ns), after_ns = self._before, max(self._meter.ns_per_row, 1e-9)
+        if before_ns / after_ns < self.pace.worse:  # or other work came just then: the old one is measured again
+            self._tried = (self.now, after_ns)
+            self._switch(old)
+            self._meter = Meter(self.pace, counts)
+            self.phase = self.doubting
+            return
+        self._judge(before_ns / after_ns, after_ns)
+        self._calm(now)
+
+    def doubting(self, now: float) -> None:
+        self._meter.look(self.counts())
+        if not self._meter.ready:
+            return
+        tried, after_ns = self._tried
+        gain = self._meter.ns_per_row / after_ns
+        self._judge(gain, after_ns)
+        if gain >= self.pace.worse:
+            self._switch(tried)
+        else:
+            self._grudges[tried.what] = now + self.pace.grudge_s
+            self._note(self._name(), f"back to what was before: the gain was {gain:.2f}")
+        self._calm(now)
+
+    def _judge(self, gain: float, after_ns: float) -> None:
         measured = {"gain": round(gain, 3), "ns_per_row": round(after_ns, 3)}
         self.running.history[-1] = {**self.running.history[-1], **measured}  # others may be reading the old one
         self._period = self.pace.period_s
-        if gain < self.pace.worse:
-            self._grudges[self.now.what] = now + self.pace.grudge_s
-            self._switch(old)
-            self._note(self._name(), f"back to what was before: the gain was {gain:.2f}")
-        self._calm(now)
 
     def _calm(self, now: float) -> None:
         """Nothing to change: learn what is usual, look again later, and later still."""

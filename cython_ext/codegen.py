@@ -1,316 +1,406 @@
-"""From a bound query to the C of its compiled variant. Pure: plan in, text out.
+"""From a bound query to the C of a compiled variant. Pure: plan and choices in, text out.
 
-The shape is always the same: branch-free passes that select rows by the filters that cannot fail, then one loop
-that finds the row's pane and entry and folds the aggregates. What cannot be finished in line jumps to `stop`
-(flexstream_abi.h). Only numbers go from the query into the code: names and byte strings stand in comments, made
-harmless, or as lists of numbers.
+The shape is always the same, one loop over the rows of a batch: the filters that cannot fail, in the chosen order;
+those that can, as written; the arguments of the aggregates; the row's pane and entry; the folds. What cannot be
+finished in line jumps to `stop` (flexstream_abi.h). Rows and, where the table is large, entries are prefetched:
+one pass over rows that come from memory is what hand-written code would do too, and it waits for memory alone.
 """
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass, field
-
+from flexstream.cython_ext.choices import PLAIN, Choices
+from flexstream.cython_ext.codegen_expr import Block, Expressions, comment, conjuncts, show
 from flexstream.cython_ext.lowering import FOLDS, KEY_FORMS, can_fail, resolve
 from flexstream.expr import Typed
-from flexstream.query import BoundFilter, BoundMap, BoundQuery
+from flexstream.plan import BoundAggregate, BoundFilter, BoundMap, BoundQuery
 from flexstream.schema import Field
 
 ENTRY_POINT = "fs_variant_run"
-_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_REAL_COMPARISONS = {
-    "eq": "fs_eq({0}, {1})", "ne": "!fs_eq({0}, {1})", "lt": "fs_lt({0}, {1})", "le": "!fs_lt({1}, {0})",
-    "gt": "fs_lt({1}, {0})", "ge": "!fs_lt({0}, {1})",
-}  # fmt: skip
-_ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
+MAX_PREDICATES = 32  # FS_PREDICATES
+ROWS_AHEAD_BYTES = 2048  # what of the rows is fetched ahead; measured, with rows that come from memory
+ENTRIES_AHEAD = 16
+SAMPLE_EVERY = 16
+PLACES = 4  # for the rows of a hot key, in turn
+_INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "timestamp")
 
 
-@dataclass
-class _Block:
-    """Statements under way, with the locals that hold what was computed already."""
+class Pipeline:
+    """The parts of a query that its code is made of, over fields of the row alone."""
 
-    lines: list[str] = field(default_factory=list)
-    known: dict[Typed, str] = field(default_factory=dict)
-    indent: str = "        "
-
-    def add(self, line: str) -> None:
-        self.lines.append(self.indent + line)
-
-
-class _Generator:
     def __init__(self, bound: BoundQuery) -> None:
         self.bound = bound
         self.stream = bound.query.stream
-        self.names = 0
-
-    def local(self) -> str:
-        self.names += 1
-        return f"v{self.names}"
-
-    def field(self, node: Typed) -> Field:
-        return self.stream.schema.field(node.name or "")
-
-    # -- expressions
-
-    def value(self, node: Typed, block: _Block) -> str:
-        """The C of a local or constant that holds the expression; statements go to the block."""
-        if node not in block.known:
-            block.known[node] = self.compute(node, block)
-        return block.known[node]
-
-    def compute(self, node: Typed, block: _Block) -> str:
-        if node.op == "lit":
-            return literal(node)
-        name = self.local()
-        if node.op == "col":
-            self.load(node, name, block)
-        elif node.op in ("and", "or"):
-            self.connective(node, name, block)
-        elif node.args[0].type == "bytes":
-            same = self.same_bytes(node)
-            block.add(f"const int64_t {name} = {same if node.op == 'eq' else f'!{same}'};")
-        elif node.op == "cast":
-            self.cast(node, name, block)
-        else:
-            self.operator(node, name, block)
-        return name
-
-    def load(self, node: Typed, name: str, block: _Block) -> None:
-        source = self.field(node)
-        kind = "i64" if source.kind == "timestamp" else source.kind
-        of = "double" if node.type == "f64" else "int64_t"
-        block.add(f"const {of} {name} = ({of})fs_get_{kind}(row + {source.offset}); /* {comment(source.name)} */")
-        if source.kind == "u64":
-            block.add(f"if ({name} < 0) goto stop; /* does not fit int64 */")
-
-    def connective(self, node: Typed, name: str, block: _Block) -> None:
-        left = self.value(node.args[0], block)
-        if not can_fail(node.args[1], self.stream.schema):
-            right = self.value(node.args[1], block)
-            block.add(f"const int64_t {name} = {left} {'&' if node.op == 'and' else '|'} {right};")
-            return
-        block.add(f"int64_t {name} = {left};")
-        block.add(f"if ({'' if node.op == 'and' else '!'}{name}) {{")
-        inner = _Block(block.lines, dict(block.known), block.indent + "    ")
-        inner.add(f"{name} = {self.value(node.args[1], inner)};")
-        block.add("}")
-
-    def same_bytes(self, node: Typed) -> str:
-        left, right = node.args if node.args[0].op != "lit" else reversed(node.args)
-        if left.op == "lit":
-            return str(int(left.value == right.value))
-        source = self.field(left)
-        if right.op != "lit":
-            return f"(memcmp(row + {source.offset}, row + {self.field(right).offset}, {source.size}) == 0)"
-        assert isinstance(right.value, bytes)
-        if source.size in (1, 2, 4, 8):
-            word = int.from_bytes(right.value.ljust(source.size, b"\0"), "little")
-            return f"(fs_get_u{source.size * 8}(row + {source.offset}) == UINT64_C({word}))"
-        numbers = ", ".join(str(byte) for byte in right.value)
-        return f"(memcmp(row + {source.offset}, (const unsigned char[]){{{numbers}}}, {source.size}) == 0)"
-
-    def cast(self, node: Typed, name: str, block: _Block) -> None:
-        argument = self.value(node.args[0], block)
-        if node.type == "f64":
-            block.add(f"const double {name} = (double){argument};")
-            return
-        if node.args[0].type == "f64":
-            block.add(f"if (!({argument} >= -0x1p63 && {argument} < 0x1p63)) goto stop; /* no integer */")
-        block.add(f"const int64_t {name} = (int64_t){argument};")
-
-    def operator(self, node: Typed, name: str, block: _Block) -> None:
-        arguments = [self.value(arg, block) for arg in node.args]
-        real = node.args[0].type == "f64"
-        if node.op in _COMPARISONS:
-            template = _REAL_COMPARISONS[node.op] if real else f"{{0}} {_COMPARISONS[node.op]} {{1}}"
-            if not real and arguments[0] == arguments[1]:
-                template = str(int(node.op in ("eq", "le", "ge")))
-            block.add(f"const int64_t {name} = {template.format(*arguments)};")
-        elif node.op == "not":
-            block.add(f"const int64_t {name} = !{arguments[0]};")
-        elif real:
-            self.real_operator(node.op, arguments, name, block)
-        else:
-            self.integer_operator(node, arguments, name, block)
-
-    def real_operator(self, op: str, arguments: list[str], name: str, block: _Block) -> None:
-        if op == "div":
-            block.add(f"if ({arguments[1]} == 0) goto stop; /* division by zero */")
-            block.add(f"const double {name} = {arguments[0]} / {arguments[1]};")
-        elif op in ("neg", "abs"):
-            function = "-" if op == "neg" else "__builtin_fabs"
-            block.add(f"const double {name} = {function}({arguments[0]});")
-        else:
-            block.add(f"const double {name} = {arguments[0]} {_ARITHMETIC[op]} {arguments[1]};")
-
-    def integer_operator(self, node: Typed, arguments: list[str], name: str, block: _Block) -> None:
-        last = node.args[-1]
-        constant = last.value if last.op == "lit" else None
-        never: tuple[int, ...]
-        if node.op in _ARITHMETIC:
-            block.add(f"int64_t {name};")
-            block.add(f"if (__builtin_{node.op}_overflow({', '.join(arguments)}, &{name})) goto stop; /* overflow */")
-            return
-        of, value = arguments[-1], arguments[0]
-        if node.op in ("neg", "abs"):
-            never, why = (-(1 << 63),), "overflow"
-            check = f"{of} == INT64_MIN"
-            value = f"-{of}" if node.op == "neg" else f"{of} >= 0 ? {of} : -{of}"
-        else:
-            never, why = (0, -1), "the generic variant decides"
-            check = f"{of} == 0 || {of} == -1"
-            value += f" {'/' if node.op == 'floordiv' else '%'} {of}"
-        if constant in never:  # compilers warn of what is behind such a check
-            block.add(f"goto stop; /* {why} */")
-            value = "0"
-        elif constant is None:
-            block.add(f"if ({check}) goto stop; /* {why} */")
-        block.add(f"const int64_t {name} = {value};")
-
-    # -- the function
-
-    def filters(self) -> tuple[list[Typed], list[Typed], dict[str, Typed]]:
-        """Filters that can run ahead in passes of their own, those that cannot, and the columns map() made."""
+        self.ahead: list[Typed] = []  # predicates that always have a value: any order will do
+        self.behind: list[Typed] = []  # the rest, from the first that may fail on: in the order written
         columns: dict[str, Typed] = {}
-        ahead: list[Typed] = []
-        behind: list[Typed] = []
-        for step in self.bound.steps:
+        for step in bound.steps:
             if isinstance(step, BoundMap):
                 columns = {**columns, **{name: resolve(tree, columns) for name, tree in step.columns.items()}}
             elif isinstance(step, BoundFilter):
                 for part in conjuncts(resolve(step.expr, columns)):
-                    (behind if behind or can_fail(part, self.stream.schema) else ahead).append(part)
-        return ahead, behind, columns
+                    fails = bool(self.behind) or can_fail(part, self.stream.schema)
+                    (self.behind if fails or len(self.ahead) == MAX_PREDICATES else self.ahead).append(part)
+        self.arguments = [_argument(aggregate, columns) for aggregate in bound.aggregates]
+        self.folds = [
+            ("count", None) if argument is None else (aggregate.fn, argument.type)
+            for aggregate, argument in zip(bound.aggregates, self.arguments, strict=True)
+        ]
+        self.key_words = (sum(key.size for key in self.stream.key_fields) + 7) // 8
+        self.slots = sum(FOLDS[fold][1] for fold in self.folds)
 
-    def passes(self, ahead: list[Typed]) -> list[str]:
-        row_bytes = self.stream.schema.row_bytes
-        lines = []
-        for number, predicate in enumerate(ahead):
-            first = number == 0
-            block = _Block()
-            kept = self.value(predicate, block)
-            lines += [
-                f"    /* filter: {comment(show(predicate))} */",
-                f"    const uint32_t n{number} = {'n' if first else 'm'};",
-                "    m = 0;",
-                f"    for (uint32_t k = 0; k < n{number}; k++) {{",
-                f"        const uint32_t i = {'k' if first else 'selected[k]'};",
-                f"        const unsigned char *row = rows + (size_t)i * {row_bytes};",
-                *block.lines,
-                "        selected[m] = i;",
-                f"        m += {kept} != 0;",
-                "    }",
-            ]
-        return lines
+    @property
+    def whole_key(self) -> Field | None:
+        """The key, when it is one integer: then a dense array can be."""
+        first, *others = self.stream.key_fields
+        return first if not others and first.kind in _INTEGERS else None
 
-    def find_entry(self, block: _Block) -> None:
+    @property
+    def can_be_hot(self) -> bool:
+        """May a batch's rows be added up apart? Not where that could pass int64, and the sum in order does not."""
+        pairs = zip(self.folds, self.arguments, strict=True)
+        return all(fold != ("sum", "i64") or (of is not None and self._is_narrow(of)) for fold, of in pairs)
+
+    def _is_narrow(self, node: Typed) -> bool:
+        """A number of at most 32 bits."""
+        if node.op == "cast":
+            return node.args[0].type == "bool"
+        return node.op == "col" and self.stream.schema.field(node.name or "").size <= 4
+
+    @property
+    def can_mask(self) -> bool:
+        """May a dropped row be folded as nothing? Not into reals, whose sums would remember it."""
+        whole = all(fold == "count" or kind == "i64" for fold, kind in self.folds)
+        safe = not any(argument is not None and can_fail(argument, self.stream.schema) for argument in self.arguments)
+        return bool(self.ahead) and not self.behind and whole and safe
+
+
+def _argument(aggregate: BoundAggregate, columns: dict[str, Typed]) -> Typed | None:
+    if aggregate.arg is None:
+        return None
+    argument = resolve(aggregate.arg, columns)
+    if aggregate.fn in ("avg", "stddev") and argument.type != "f64":
+        return Typed("cast", "f64", (argument,))
+    return argument
+
+
+class _Generator:
+    def __init__(self, pipeline: Pipeline, choices: Choices) -> None:
+        self.pipeline, self.choices = pipeline, choices
+        self.stream = pipeline.stream
+        self.row_bytes = self.stream.schema.row_bytes
+        self.expressions = Expressions(self.stream)
+        self.dense = choices.dense and pipeline.whole_key is not None
+        self.masked = choices.masked and pipeline.can_mask
+        self.stride = 8 * (1 + pipeline.key_words + pipeline.slots)
+        self.dense_words = 1 + pipeline.slots
+        self.hot = choices.hot and pipeline.can_be_hot
+
+    # -- the key
+
+    def key_functions(self) -> list[str]:
+        lines = ["static inline void load_key(const unsigned char *row, uint64_t *key)", "{"]
+        lines += [f"    key[{word}] = 0;" for word in range(self.pipeline.key_words)]
+        at = 0
+        for key in self.stream.key_fields:
+            to, what = f"(unsigned char *)key + {at}", f"/* key: {comment(key.name)} */"
+            form = {1: "fs_key_f32", 2: "fs_key_f64"}.get(KEY_FORMS.get(key.kind, 0))
+            if form:
+                lines.append(f"    {form}({to}, row + {key.offset}); {what}")
+            elif key.kind == "bool":
+                lines.append(f"    *({to}) = fs_get_bool(row + {key.offset}); {what}")
+            else:
+                lines.append(f"    memcpy({to}, row + {key.offset}, {key.size}); {what}")
+            at += key.size
+        words = self.pipeline.key_words
+        hashed = "key[0] * FS_GOLDEN" if words == 1 else f"fs_hash_words(key, {words})"
+        return [*lines, "}", "", f"static inline uint64_t hash_key(const uint64_t *key) {{ return {hashed}; }}", ""]
+
+    def key_value(self, row: str = "row") -> str:
+        key = self.pipeline.whole_key
+        assert key is not None
+        kind = "i64" if key.kind == "timestamp" else key.kind
+        return f"(int64_t)fs_get_{kind}({row} + {key.offset})"
+
+    # -- filters
+
+    def order(self) -> list[list[Typed]]:
+        ahead = self.pipeline.ahead
+        parts = self.choices.order
+        if parts is None or sorted(number for part in parts for number in part) != list(range(len(ahead))):
+            return [[predicate] for predicate in ahead]
+        return [[ahead[number] for number in part] for part in parts if part]
+
+    def filters(self, block: Block) -> None:
+        parts = self.order()
+        for number, part in enumerate(parts):
+            for predicate in part:
+                block.add(f"/* filter: {comment(show(predicate))} */")
+            kept = " & ".join(f"({self.expressions.value(predicate, block)} != 0)" for predicate in part)
+            if self.masked and number == len(parts) - 1:
+                block.add(f"const int64_t keep = {kept};")
+            else:
+                block.add(f"if (!({kept})) continue;")
+        for predicate in self.pipeline.behind:
+            block.add(f"/* filter: {comment(show(predicate))} */")
+            block.add(f"if (!{self.expressions.value(predicate, block)}) continue;")
+
+    def sample(self, block: Block) -> None:
+        inner = Block(block.lines, {}, block.indent + "    ")
+        block.add(f"if (i % {SAMPLE_EVERY} == 0) {{")
+        inner.add("fs_profile *profile = view->profile;")
+        inner.add("profile->rows += 1;")
+        passed = ["1"]
+        for number, predicate in enumerate(self.pipeline.ahead):
+            value = self.expressions.value(predicate, inner)
+            passed.append(f"({value} != 0)")
+            inner.add(f"profile->passed[{number}] += {passed[-1]};")
+        inner.add(f"if ({' & '.join(passed)}) {{")
+        inner.add(f"    uint64_t key[{self.pipeline.key_words}];")
+        inner.add("    load_key(row, key);")
+        value = self.key_value() if self.pipeline.whole_key is not None else "0"
+        inner.add(f"    fs_note_key(profile, {value}, hash_key(key));")
+        inner.add("}")
+        block.add("}")
+
+    # -- state
+
+    def prefetch(self, block: Block) -> None:
+        distance = max(2, ROWS_AHEAD_BYTES // self.row_bytes) * self.row_bytes
+        block.add(f"__builtin_prefetch(row + {distance + self.first_offset()});")
+        block.add("if (i < ahead) { /* the table is large: fetch the entry of a later row */")
+        later = f"row + {ENTRIES_AHEAD * self.row_bytes}"
+        if self.dense:
+            block.add(f"    const uint64_t off = (uint64_t){self.key_value(later)} - pane.base;")
+            block.add(f"    __builtin_prefetch(pane.dense + (off < pane.range ? off : 0) * {self.dense_words}, 1);")
+        else:
+            block.add(f"    uint64_t key[{self.pipeline.key_words}];")
+            block.add(f"    load_key({later}, key);")
+            block.add(f"    __builtin_prefetch(pane.entries + (hash_key(key) >> pane.shift) * {self.stride}, 1);")
+        block.add("}")
+
+    def first_offset(self) -> int:
+        """Of what every row is asked for: the time and, before it, the first predicate's fields."""
+        fields = [self.stream.time_field.offset]
+        if self.order():
+            fields = [self.stream.schema.field(name).offset for name in _names(self.order()[0][0])] or fields
+        return min(fields) & ~63 if self.row_bytes > 64 else 0
+
+    def unless_kept(self, block: Block, indent: str = "    ") -> None:
+        if self.masked:
+            block.add(f"{indent}if (!keep) continue;")
+
+    def find_pane(self, block: Block) -> None:
         block.add(f"const int64_t time = fs_get_i64(row + {self.stream.time_field.offset});")
-        block.add("if (time < pane.start || time >= pane.end) {")
-        block.add("    if (time < other.start || time >= other.end) goto stop; /* a third pane, or late */")
+        block.add("if (FS_RARE((uint64_t)time - (uint64_t)pane.start >= pane.span)) {")
+        self.unless_kept(block)
+        block.add("    if ((uint64_t)time - (uint64_t)other.start >= other.span) goto stop; /* a third, or late */")
+        if self.hot:
+            block.add("    if (hot_count) overflow |= merge_hot(places, hot_count, hot_slot, view->empty);")
+            block.add("    hot_count = 0;")
         block.add("    const fs_pane_view held = pane;")
         block.add("    pane = other, other = held;")
         block.add("}")
-        words = (sum(key.size for key in self.stream.key_fields) + 7) // 8
-        block.add(f"uint64_t key[{words}] = {{0}};")
-        at = 0
-        for key in self.stream.key_fields:
-            to = f"(unsigned char *)key + {at}"
-            form = {1: "fs_key_f32", 2: "fs_key_f64"}.get(KEY_FORMS.get(key.kind, 0))
-            if form:
-                block.add(f"{form}({to}, row + {key.offset}); /* key: {comment(key.name)} */")
-            elif key.kind == "bool":
-                block.add(f"*({to}) = fs_get_bool(row + {key.offset}); /* key: {comment(key.name)} */")
-            else:
-                block.add(f"memcpy({to}, row + {key.offset}, {key.size}); /* key: {comment(key.name)} */")
-            at += key.size
-        hashed = "key[0] * FS_GOLDEN" if words == 1 else f"fs_hash_words(key, {words})"
-        stride = self.stride(words)
+
+    def find_entry(self, block: Block) -> None:
+        """Leaves `count` and `slot`: an entry's first word and the first slot of its aggregates."""
+        words = self.pipeline.key_words
         same = " && ".join(f"entry[{1 + word}] == key[{word}]" for word in range(words))
-        block.add(f"uint64_t at = ({hashed}) >> pane.shift;")
-        block.add(f"uint64_t *entry = (uint64_t *)(pane.entries + at * {stride});")
+        if not self.hot:
+            block.add(f"uint64_t key[{words}];")
+            block.add("load_key(row, key);")
+        block.add("uint64_t at = hash_key(key) >> pane.shift;")
+        block.add(f"uint64_t *entry = (uint64_t *)(pane.entries + at * {self.stride});")
         block.add(f"while (entry[0] && !({same})) {{")
         block.add("    at = (at + 1) & pane.mask;")
-        block.add(f"    entry = (uint64_t *)(pane.entries + at * {stride});")
+        block.add(f"    entry = (uint64_t *)(pane.entries + at * {self.stride});")
         block.add("}")
-        block.add("if (!entry[0]) { /* a new key */")
-        block.add("    if (*pane.used >= pane.limit) goto stop;")
-        block.add("    ++*pane.used;")
-        block.add(f"    memcpy(entry, view->empty, {stride});")
+        block.add("if (FS_RARE(!entry[0])) { /* a new key */")
+        self.unless_kept(block)
+        block.add("    if (*pane.used + *pane.reserved >= pane.limit) goto stop;")
+        block.add("    ++*pane.used, fresh++;")
+        block.add(f"    memcpy(entry, view->empty, {self.stride});")
         block.add(f"    memcpy(entry + 1, key, {words * 8});")
         block.add("}")
 
-    def stride(self, words: int) -> int:
-        slots = sum(FOLDS[self.fold_of(a.fn, a.arg)][1] for a in self.bound.aggregates)
-        return 8 * (1 + words + slots)
+    def find(self, block: Block) -> None:
+        if self.dense:
+            self.find_dense(block)
+            return
+        self.find_entry(block)
+        block.add(f"count = entry, slot = entry + {1 + self.pipeline.key_words};")
 
-    def fold_of(self, fn: str, arg: Typed | None) -> tuple[str, str | None]:
-        if arg is None:
-            return "count", None
-        return fn, "f64" if fn in ("avg", "stddev") else arg.type
+    def find_hot(self, block: Block) -> None:
+        """Rows of the batch's hot key go to several places in turn: no row waits for the one before it."""
+        words = self.pipeline.key_words
+        same = " & ".join(f"(key[{word}] == hot_key[{word}])" for word in range(words))
+        block.add(f"uint64_t key[{words}];")
+        block.add("load_key(row, key);")
+        block.add(f"const int is_hot = {same};")
+        block.add("if (is_hot && hot_count) {")
+        block.add(f"    count = places[i % {PLACES}], slot = count + 1;")
+        block.add("} else {")
+        inner = Block(block.lines, block.known, block.indent + "    ")
+        self.find(inner)
+        inner.add("if (is_hot) hot_count = count, hot_slot = slot;")
+        block.add("}")
 
-    def fold(self, block: _Block, values: list[str | None]) -> None:
-        words = (sum(key.size for key in self.stream.key_fields) + 7) // 8
-        slot = 1 + words
-        block.add("entry[0] += 1;")
-        for aggregate, value in zip(self.bound.aggregates, values, strict=True):
-            fold = self.fold_of(aggregate.fn, aggregate.arg)
+    def find_dense(self, block: Block) -> None:
+        block.add(f"const uint64_t off = (uint64_t){self.key_value()} - pane.base;")
+        block.add("if (off < pane.range) {")
+        block.add(f"    count = pane.dense + off * {self.dense_words}, slot = count + 1;")
+        block.add("    if (FS_RARE(!*count)) { /* a new key */")
+        self.unless_kept(block, "        ")
+        block.add("        if (*pane.reserved >= pane.touched_limit) goto stop;")
+        block.add("        if (*pane.used + *pane.reserved >= pane.limit) goto stop;")
+        block.add("        pane.touched[(*pane.reserved)++] = (uint32_t)off, fresh++;")
+        block.add("        *count = FS_USED;")
+        if self.pipeline.slots:
+            first = 1 + self.pipeline.key_words
+            block.add(f"        memcpy(slot, view->empty + {first}, {8 * self.pipeline.slots});")
+        block.add("    }")
+        block.add("} else { /* outside of the range: the table */")
+        inner = Block(block.lines, block.known, block.indent + "    ")
+        inner.add("outside += pane.range != 0;")
+        self.find_entry(inner)
+        inner.add(f"count = entry, slot = entry + {1 + self.pipeline.key_words};")
+        block.add("}")
+
+    def fold(self, block: Block, values: list[str | None]) -> None:
+        block.add(f"*count += {'keep' if self.masked else '1'};")
+        at = 0
+        for aggregate, fold, value in zip(self.pipeline.bound.aggregates, self.pipeline.folds, values, strict=True):
             block.add(f"/* {comment(aggregate.name)} = {aggregate.fn} */")
-            integer, real = f"(int64_t *)entry + {slot}", f"(double *)entry + {slot}"
+            integer, real = f"(int64_t *)slot + {at}", f"(double *)slot + {at}"
             if fold == ("sum", "i64"):
-                block.add(f"overflow |= __builtin_add_overflow(*({integer}), {value}, {integer});")
+                added = f"(keep ? {value} : 0)" if self.masked else value
+                block.add(f"overflow |= __builtin_add_overflow(*({integer}), {added}, {integer});")
             elif fold in (("sum", "f64"), ("avg", "f64")):
                 block.add(f"fs_add_real({real}, {value});")
             elif fold == ("stddev", "f64"):
                 block.add(f"fs_add_deviation({real}, {value});")
             elif fold[1] == "i64":
-                block.add(f"if ({value} {'<' if fold[0] == 'min' else '>'} *({integer})) *({integer}) = {value};")
+                also = "keep & " if self.masked else ""
+                order = "<" if fold[0] == "min" else ">"
+                block.add(f"if ({also}({value} {order} *({integer}))) *({integer}) = {value};")
             elif fold[1] == "f64":
                 order = f"{value}, *({real})" if fold[0] == "min" else f"*({real}), {value}"
                 block.add(f"if (fs_lt({order})) *({real}) = {value};")
-            slot += FOLDS[fold][1]
+            at += FOLDS[fold][1]
+
+    def merge_function(self) -> list[str]:
+        """What the places hold goes to the entry, and they begin anew."""
+        block = Block(indent="        ")
+        before: list[str] = []
+        behind: list[str] = []
+        block.add("uint64_t *place = places[p];")
+        block.add("*count += place[0];")
+        at = 0
+        for fold in self.pipeline.folds:
+            into, source = f"slot + {at}", f"place + {1 + at}"
+            if fold == ("sum", "i64"):
+                before.append(f"    int64_t total{at} = 0;")
+                block.add(f"total{at} += *((int64_t *){source});")
+                behind.append(
+                    f"    overflow |= __builtin_add_overflow(*((int64_t *){into}), total{at}, (int64_t *){into});"
+                )
+            elif fold in (("sum", "f64"), ("avg", "f64")):
+                block.add(f"fs_add_real((double *){into}, *((double *){source}));")
+                block.add(f"*((double *){into} + 1) += *((double *){source} + 1);")
+            elif fold == ("stddev", "f64"):
+                block.add(f"fs_merge_deviation((double *){into}, (double *){source});")
+            elif fold[1] is not None:
+                kind, least = "int64_t" if fold[1] == "i64" else "double", fold[0] == "min"
+                new, old = f"*(({kind} *){source})", f"*(({kind} *){into})"
+                low, high = (new, old) if least else (old, new)
+                block.add(f"if ({f'{low} < {high}' if kind == 'int64_t' else f'fs_lt({low}, {high})'}) {old} = {new};")
+            at += FOLDS[fold][1]
+        block.add("place[0] = 0;")
+        block.add(f"memcpy(place + 1, empty + {1 + self.pipeline.key_words}, {8 * self.pipeline.slots});")
+        width = 1 + self.pipeline.slots
+        return [
+            f"static uint64_t merge_hot(uint64_t places[{PLACES}][{width}], uint64_t *count, uint64_t *slot, "
+            "const uint64_t *empty)",
+            "{",
+            "    uint64_t overflow = 0;",
+            *before,
+            f"    for (int p = 0; p < {PLACES}; p++) {{",
+            *block.lines,
+            "    }",
+            *behind,
+            "    return overflow;",
+            "}",
+            "",
+        ]
+
+    def hot_locals(self) -> list[str]:
+        """The hot key of a batch is the one that two of three of its rows have, if there is one."""
+        words, width = self.pipeline.key_words, 1 + self.pipeline.slots
+        return [
+            f"    uint64_t places[{PLACES}][{width}], hot_key[{words}], some_key[{words}];",
+            "    uint64_t *hot_count = 0, *hot_slot = 0;",
+            f"    load_key(rows + (size_t)(n / 2) * {self.row_bytes}, hot_key);",
+            f"    load_key(rows + (size_t)(n - 1) * {self.row_bytes}, some_key);",
+            f"    if (memcmp(hot_key, some_key, {8 * words}) != 0) load_key(rows, hot_key);",
+            f"    for (int p = 0; p < {PLACES}; p++) {{",
+            "        places[p][0] = 0;",
+            f"        memcpy(places[p] + 1, view->empty + {1 + words}, {8 * self.pipeline.slots});",
+            "    }",
+        ]
+
+    # -- the function
+
+    def body(self) -> list[str]:
+        block = Block()
+        self.prefetch(block)
+        if self.choices.instrumented:
+            self.sample(block)
+        self.filters(block)
+        values = [
+            None if argument is None else self.expressions.value(argument, block)
+            for argument in self.pipeline.arguments
+        ]
+        self.find_pane(block)
+        block.add("uint64_t *count, *slot;")
+        if self.hot:
+            self.find_hot(block)
+        else:
+            self.find(block)
+        self.fold(block, values)
+        block.add(f"kept += {'keep' if self.masked else '1'};")
+        return block.lines
 
     def generate(self) -> str:
-        ahead, behind, columns = self.filters()
-        block = _Block()
-        for predicate in behind:
-            block.add(f"/* filter: {comment(show(predicate))} */")
-            block.add(f"if (!{self.value(predicate, block)}) {{ dropped++; continue; }}")
-        values: list[str | None] = []
-        for aggregate in self.bound.aggregates:
-            if aggregate.arg is None:
-                values.append(None)
-                continue
-            argument = resolve(aggregate.arg, columns)
-            if aggregate.fn in ("avg", "stddev") and argument.type != "f64":
-                argument = Typed("cast", "f64", (argument,))
-            values.append(self.value(argument, block))
-        self.find_entry(block)
-        self.fold(block, values)
-        selected = ["    uint32_t selected[FS_ABI_BATCH], m = n;"] if ahead else ["    const uint32_t m = n;"]
+        size = f"pane.range * {8 * self.dense_words}" if self.dense else f"(pane.mask + 1) * {self.stride}"
         return "\n".join(
             [
                 '#include "flexstream_abi.h"',
                 "",
-                f"/* Query {comment(self.bound.query.name)} over stream {comment(self.stream.name)}, "
-                f"panes of {self.bound.pane} {self.stream.time_unit}. */",
+                *self.key_functions(),
+                *(self.merge_function() if self.hot else []),
+                f"/* Query {comment(self.pipeline.bound.query.name)} over stream {comment(self.stream.name)}, "
+                f"panes of {self.pipeline.bound.pane} {self.stream.time_unit}. */",
+                f"/* Variant: {comment(str(self.choices))} */",
                 f"uint32_t {ENTRY_POINT}(const unsigned char *rows, uint32_t n, fs_view *view)",
                 "{",
-                *selected,
                 "    fs_pane_view pane = view->pane[0], other = view->pane[1];",
-                "    uint64_t dropped = 0, overflow = 0;",
-                "    uint32_t k = 0, i = 0;",
-                *self.passes(ahead),
-                "    for (; k < m; k++) {",
-                f"        i = {'selected[k]' if ahead else 'k'};",
-                f"        const unsigned char *row = rows + (size_t)i * {self.stream.schema.row_bytes};",
-                *block.lines,
+                "    uint64_t kept = 0, overflow = 0, outside = 0, fresh = 0;",
+                "    uint32_t i = 0;",
+                *(self.hot_locals() if self.hot else []),
+                f"    const uint32_t ahead = {size} > FS_CACHED && n > {ENTRIES_AHEAD} ? n - {ENTRIES_AHEAD} : 0;",
+                "    for (; i < n; i++) {",
+                f"        const unsigned char *row = rows + (size_t)i * {self.row_bytes};",
+                *self.body(),
                 "    }",
-                "    view->filtered = n - m + dropped;",
-                "    view->overflow |= overflow;",
-                "    return n;",
                 "stop:",
-                "    view->filtered = i - k + dropped;",
+                *(
+                    ["    if (hot_count) overflow |= merge_hot(places, hot_count, hot_slot, view->empty);"]
+                    if self.hot
+                    else []
+                ),
+                "    view->filtered = i - kept;",
                 "    view->overflow |= overflow;",
+                "    view->outside = outside;",
+                "    view->fresh = fresh;",
                 "    return i;",
                 "}",
                 "",
@@ -318,36 +408,12 @@ class _Generator:
         )
 
 
-def conjuncts(node: Typed) -> list[Typed]:
-    return [part for arg in node.args for part in conjuncts(arg)] if node.op == "and" else [node]
-
-
-def literal(node: Typed) -> str:
-    """A constant, spelled by its bits, so that nothing of the query's text gets into the code."""
-    if node.type == "f64":
-        bits = struct.unpack("<Q", struct.pack("<d", node.value))[0]
-        return f"fs_real(UINT64_C({bits}))"
-    assert isinstance(node.value, int)
-    number = int(node.value)
-    return "INT64_MIN" if number == -(1 << 63) else f"INT64_C({number})"
-
-
-def show(node: Typed, depth: int = 8) -> str:
-    """The expression for a comment; what is deeper than that is left out."""
+def _names(node: Typed) -> list[str]:
     if node.op == "col":
-        return node.name or ""
-    if node.op == "lit":
-        return repr(node.value)
-    return f"{node.op}({', '.join(show(arg, depth - 1) for arg in node.args) if depth else '...'})"
+        return [node.name or ""]
+    return [name for arg in node.args for name in _names(arg)]
 
 
-def comment(text: str) -> str:
-    """Text that cannot end a comment, nor begin a line, whatever it holds."""
-    safe = text[:1000].encode("ascii", "backslashreplace").decode()
-    kept = "".join(char if char.isalnum() or char in " _-.,=<>()'" else "." for char in safe)
-    return kept if len(kept) <= 200 else kept[:200] + "..."
-
-
-def generate(bound: BoundQuery) -> str:
-    """The C source of the query's compiled variant."""
-    return _Generator(bound).generate()
+def generate(bound: BoundQuery, choices: Choices = PLAIN) -> str:
+    """The C source of a compiled variant of the query. Choices that the query does not allow are left out."""
+    return _Generator(Pipeline(bound), choices).generate()

@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -31,7 +32,16 @@ log = logging.getLogger("flexstream.compiler")
 
 INCLUDES = Path(__file__).resolve().parent / "includes"
 # No contraction: a*b+c in one rounding would differ from the generic variant.
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-shared",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+)
 INSTALL_HINT = "install a C compiler (Debian: apt-get install gcc libc6-dev), or set CC"
 SEAL = b"flexstream object, sha256 of all before: "
 # A shell sets the limits, not a preexec_fn: that would need a fork of a process that may be big, with its threads.
@@ -147,6 +157,7 @@ def cache_directory() -> Path:
     return directory
 
 
+_COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _CACHE_HINT = "give another directory in FLEXSTREAM_CACHE"
 
 
@@ -188,7 +199,8 @@ def compile_code(code: str, limits: Limits | None = None, job: Job | None = None
     directory = cache_directory()
     header = (INCLUDES / "flexstream_abi.h").read_text()
     identity = _identity(command, limits, job)
-    name = hashlib.sha256("\0".join([code, header, identity, " ".join([*command, *FLAGS])]).encode()).hexdigest()
+    bare = _COMMENT.sub(" ", code)  # names are in comments only: queries that differ in nothing else share an object
+    name = hashlib.sha256("\0".join([bare, header, identity, " ".join([*command, *FLAGS])]).encode()).hexdigest()
     path = directory / f"{name}.so"
     cached = _is_ours(path) and _is_whole(path)
     if not cached:

@@ -3,9 +3,11 @@
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from flexstream.cython_ext.arena cimport ARENA_OK, ARENA_WAIT, ArenaStatus
+from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, ArenaStatus
 from flexstream.cython_ext.blocks cimport Block, block_rows, output_block
+from flexstream.cython_ext.dense cimport dense_settle
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_store_relaxed
+from flexstream.cython_ext.merging cimport table_merge
 from flexstream.cython_ext.messages cimport RESULT_BLOCK
 from flexstream.cython_ext.panes cimport (
     PHASE_EMIT, PHASE_EMIT_UNMERGED, PHASE_MERGE, PHASE_NONE, STEP_DONE, STEP_MORE, STEP_WAIT, Context, Pane, PaneSet, Query,
@@ -13,7 +15,6 @@ from flexstream.cython_ext.panes cimport (
 )
 from flexstream.cython_ext.partial cimport (
     DIRTY_BIT, MAX_ENTRY_WORDS, ROWS_MASK, Table, entry_merge, entry_results, table_clear, table_find, table_init,
-    table_locate,
 )
 
 cdef enum:
@@ -93,6 +94,10 @@ cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t e
     panes.cursor = 0
     panes.merge_next = first
     panes.merge_part = panes.panes[first]
+    while first < panes.n and panes.panes[first].start < end:
+        dense_settle(query, context.arena, panes.panes[first])
+        first += 1
+    first = panes.merge_next
     if single:
         panes.source = &panes.panes[first].table
         panes.phase = PHASE_EMIT
@@ -117,32 +122,27 @@ cdef inline void next_part(PaneSet *panes) noexcept nogil:
 
 cdef Step merge_slice(Query *query, Context *context, PaneSet *panes) noexcept nogil:
     cdef Table *table
-    cdef unsigned char *entry
-    cdef unsigned char *into
     cdef ArenaStatus status
     cdef uint32_t budget = SLICE
+    cdef int problem = 0
     while panes.merge_next < panes.n and panes.panes[panes.merge_next].start < panes.firing_end:
         table = &panes.merge_part.table
-        while panes.cursor < table.capacity:
-            entry = table.entries + panes.cursor * query.layout.stride
-            if (<uint64_t *> entry)[0] & ROWS_MASK:
-                status = table_locate(&query.merged, &query.layout, <int64_t *> (entry + 8), NULL, 1, &into,
-                                      context.arena)
-                if status == ARENA_WAIT:
-                    return STEP_WAIT
-                if into == NULL:            # no room to merge: key by key, which needs none
-                    panes.merge_next = pane_position(panes, panes.firing_end - query.size)
-                    panes.merge_part = panes.panes[panes.merge_next]
-                    panes.cursor = 0
-                    panes.phase = PHASE_EMIT_UNMERGED
-                    return STEP_MORE
-                if entry_merge(&query.layout, into, entry):
-                    fs_store_relaxed(&query.failed, 1)
-                budget -= 1
-            panes.cursor += 1
-            if budget == 0:
-                return STEP_MORE
+        status = table_merge(&query.merged, &query.layout, table, &panes.cursor, &budget, context.arena, &problem)
+        if problem:
+            fs_store_relaxed(&query.failed, 1)
+        if status == ARENA_WAIT:
+            return STEP_WAIT
+        if status == ARENA_FULL:            # no room to merge: key by key, which needs none
+            panes.merge_next = pane_position(panes, panes.firing_end - query.size)
+            panes.merge_part = panes.panes[panes.merge_next]
+            panes.cursor = 0
+            panes.phase = PHASE_EMIT_UNMERGED
+            return STEP_MORE
+        if panes.cursor < table.capacity:
+            return STEP_MORE
         next_part(panes)
+        if budget == 0:
+            return STEP_MORE
     panes.phase = PHASE_EMIT
     panes.cursor = 0
     return STEP_DONE

@@ -5,6 +5,7 @@ from libc.string cimport memcpy
 
 from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, ArenaStatus
 from flexstream.cython_ext.blocks cimport Block, block_rows
+from flexstream.cython_ext.dense cimport dense_settle_all
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_i64, fs_store_relaxed
 from flexstream.cython_ext.panes cimport (
     STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end, floor_to, pane_get, pane_position,
@@ -165,6 +166,8 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
     if m:
         pack_keys(&query.layout, rows, query.row_bytes, scratch.selected, m, scratch.keys)
         status = locate(query, context, panes, m, earliest, latest)
+        if status == ARENA_FULL and dense_settle_all(query, context.arena, panes):
+            status = locate(query, context, panes, m, earliest, latest)     # keys that only a front had are there now
         if status == ARENA_WAIT:
             return STEP_WAIT
         if status == ARENA_FULL:

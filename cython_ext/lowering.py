@@ -216,8 +216,7 @@ class _Lowering:
         width = sum(field.size for field in fields)
         if width > MAX_KEY_BYTES:
             raise QueryError(
-                f"the key of stream {self.bound.query.stream.name!r} has {width} bytes, "
-                f"at most {MAX_KEY_BYTES} work",
+                f"the key of stream {self.bound.query.stream.name!r} has {width} bytes, at most {MAX_KEY_BYTES} work",
                 code="too_complex",
                 hint="key by a hash or a number of the long field",
             )

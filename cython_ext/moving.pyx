@@ -5,6 +5,7 @@ from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.arena cimport arena_size
 from flexstream.cython_ext.decoder cimport FAULT_FENCED, FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
+from flexstream.cython_ext.dense cimport dense_settle_all
 from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, epoll_event, errno, send, write,
 )
@@ -249,6 +250,7 @@ cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
         moved = &move.streams[s]
         for q in range(moved.n_queries):
             query = stream.queries[q]
+            dense_settle_all(query, &worker.arena, &query.sets[move.group])
             query_flush(query, &worker.context)     # so that older results are not read after newer ones
             moved.queries[q].id = query.id
             moved.queries[q].panes = query.sets[move.group]

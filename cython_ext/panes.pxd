@@ -15,10 +15,23 @@ from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 
 from flexstream.cython_ext.arena cimport Arena, ArenaStatus
 from flexstream.cython_ext.blocks cimport Output
+from flexstream.cython_ext.fronts cimport Dense, Front
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT
 from flexstream.cython_ext.partial cimport Layout, Table
 from flexstream.cython_ext.program cimport Program, Scratch
 from flexstream.cython_ext.ring cimport Ring
+
+cdef extern from "flexstream_abi.h" nogil:
+    enum:
+        FS_PREDICATES
+        FS_BUCKETS
+    ctypedef struct fs_profile:
+        uint64_t rows
+        uint64_t passed[FS_PREDICATES]
+        uint64_t keys
+        int64_t least
+        int64_t most
+        uint64_t bucket[FS_BUCKETS]
 
 cdef enum Step:
     STEP_DONE = 0
@@ -35,6 +48,7 @@ cdef enum Phase:
 cdef struct Pane:
     int64_t start
     Table table               # where rows go
+    Front *front              # NULL, or a dense array before the table: dense_settle before you look at the table
     bint dirty
     Pane *also                # partials of the same pane that came from other workers; merged when it fires
     uint32_t *fired           # how often each of its windows has, by end; only with allowed lateness
@@ -75,6 +89,10 @@ cdef struct Counters:
     uint64_t results
     uint64_t open_panes
     uint64_t compiled_rows    # of `rows`, those that the compiled variant finished
+    uint64_t outside          # of these, with a key outside of the dense range
+    uint64_t fresh_keys       # keys that compiled code found new to their pane
+    uint64_t timed_rows       # of these, in batches that were timed
+    uint64_t timed_ns
 
 
 cdef struct Context:          # what a worker lends to kernels
@@ -110,6 +128,9 @@ cdef struct Query:
     Table merged
     Counters counters
     uint64_t failed           # 0, or why the query stopped
+    Dense dense
+    uint64_t batches          # that compiled code was given
+    fs_profile *profile       # what an instrumented variant counts into; Python owns it
     uint64_t variant          # the compiled variant's function, or 0; Python stores it (release), the worker loads it
 
 

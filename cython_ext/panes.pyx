@@ -5,6 +5,7 @@ from libc.string cimport memcpy, memmove, memset
 
 from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, Arena, ArenaStatus, arena_alloc, arena_release
 from flexstream.cython_ext.blocks cimport Block, Output, output_block
+from flexstream.cython_ext.dense cimport dense_release, dense_settle
 from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed
 from flexstream.cython_ext.messages cimport LATE_BLOCK, RESULT_BLOCK
 from flexstream.cython_ext.partial cimport (
@@ -56,8 +57,8 @@ cdef uint32_t expected_capacity(const PaneSet *panes) noexcept nogil:
     """As many keys as the pane before it has now: growing step by step would cost more than the memory."""
     cdef uint32_t capacity = FIRST_CAPACITY
     cdef uint32_t keys = panes.usual_keys
-    if panes.recent != NULL and panes.recent.table.used > keys:
-        keys = panes.recent.table.used
+    if panes.recent != NULL and panes.recent.table.used + panes.recent.table.reserved > keys:
+        keys = panes.recent.table.used + panes.recent.table.reserved
     while capacity < 2 * keys and capacity < MOST_EXPECTED:
         capacity *= 2
     return capacity
@@ -118,11 +119,12 @@ cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noe
     """Free the n oldest panes."""
     cdef uint32_t i
     for i in range(n):
-        panes.usual_keys = panes.panes[i].table.used
         if panes.panes[i] == panes.recent:
             panes.recent = NULL
         if panes.panes[i] == panes.previous:
             panes.previous = NULL
+        dense_settle(query, arena, panes.panes[i])
+        panes.usual_keys = panes.panes[i].table.used
         drop_pane(query, arena, panes.panes[i])
     panes.n -= n
     memmove(panes.panes, panes.panes + n, panes.n * sizeof(Pane *))
@@ -182,6 +184,7 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, Pane **ot
             mine += 1
         else:
             merged[n] = others[theirs] if theirs_first else panes.panes[mine]
+            dense_settle(query, context.arena, panes.panes[mine])
             pane_absorb(query, context, merged[n], panes.panes[mine] if theirs_first else others[theirs])
             mine += 1
             theirs += 1
@@ -210,6 +213,7 @@ cdef void query_release(Query *query, Arena *arena) noexcept nogil:
             drop_panes(query, arena, panes, panes.n)
             arena_release(arena, panes.panes, panes.capacity * sizeof(Pane *))
         memset(panes, 0, sizeof(PaneSet))
+    dense_release(query, arena)
     if query.merged.entries != NULL:
         table_destroy(&query.merged, arena)
 

@@ -68,11 +68,13 @@ cdef struct Table:
     uint32_t shift            # 64 - log2(capacity)
     uint32_t used
     uint32_t dirty            # entries changed since their window fired
+    uint32_t reserved         # keys that a dense front holds for it (fronts.pxd); they count as used
 
 
 cdef inline uint32_t table_room(const Table *table) noexcept nogil:
     """How many new keys it takes before it has to grow."""
-    return table.capacity // 2 - table.used if table.used < table.capacity // 2 else 0
+    cdef uint32_t used = table.used + table.reserved
+    return table.capacity // 2 - used if used < table.capacity // 2 else 0
 
 
 cdef enum:
@@ -89,6 +91,7 @@ cdef void table_destroy(Table *table, Arena *arena) noexcept nogil
 cdef void table_clear(Table *table) noexcept nogil
 cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t *keys, const uint32_t *which,
                               uint32_t m, unsigned char **entry, Arena *arena) noexcept nogil
+cdef unsigned char *table_add(Table *table, const Layout *layout, const int64_t *key) noexcept nogil
 cdef unsigned char *table_find(const Table *table, const Layout *layout, const int64_t *key) noexcept nogil
 cdef int table_apply(const Layout *layout, const int64_t *registers, uint32_t batch, uint32_t m,
                      unsigned char **entry) noexcept nogil

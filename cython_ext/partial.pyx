@@ -83,6 +83,7 @@ cdef ArenaStatus table_init(Table *table, const Layout *layout, uint32_t capacit
         table.shift -= 1
     table.used = 0
     table.dirty = 0
+    table.reserved = 0
     return ARENA_OK
 
 
@@ -113,7 +114,7 @@ cdef inline bint same_key(const int64_t *a, const int64_t *b, uint32_t words) no
     return True
 
 
-cdef unsigned char *find_or_add(Table *table, const Layout *layout, const int64_t *key) noexcept nogil:
+cdef unsigned char *table_add(Table *table, const Layout *layout, const int64_t *key) noexcept nogil:
     """NULL: the key is new and the table is too full for it."""
     cdef uint32_t words = layout.key_words
     cdef uint64_t mask = table.capacity - 1
@@ -123,7 +124,7 @@ cdef unsigned char *find_or_add(Table *table, const Layout *layout, const int64_
     while True:
         entry = <uint64_t *> (table.entries + at * layout.stride)
         if entry[0] == 0:
-            if table.used * 2 >= table.capacity:        # half full: longer probes would cost more than memory
+            if (table.used + table.reserved) * 2 >= table.capacity:        # half full: longer probes would cost more than memory
                 return NULL
             memcpy(entry, layout.empty, layout.stride)
             memcpy(entry + 1, key, words * 8)
@@ -161,9 +162,10 @@ cdef ArenaStatus table_grow(Table *table, const Layout *layout, Arena *arena) no
     for i in range(table.capacity):
         source = table.entries + i * layout.stride
         if (<uint64_t *> source)[0] != 0:
-            target = find_or_add(&bigger, layout, <int64_t *> (source + 8))
+            target = table_add(&bigger, layout, <int64_t *> (source + 8))
             memcpy(target, source, layout.stride)
     bigger.dirty = table.dirty
+    bigger.reserved = table.reserved
     table_destroy(table, arena)
     table[0] = bigger
     return ARENA_OK
@@ -199,7 +201,7 @@ cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t 
                 entry[k] = <unsigned char *> probe
                 i += 1
                 continue
-        found = find_or_add(table, layout, keys + k * words)
+        found = table_add(table, layout, keys + k * words)
         if found == NULL and not full:
             status = table_grow(table, layout, arena)
             if status == ARENA_OK:
@@ -208,7 +210,7 @@ cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t 
             if status == ARENA_WAIT:
                 return ARENA_WAIT
             full = True
-            found = find_or_add(table, layout, keys + k * words)
+            found = table_add(table, layout, keys + k * words)
         entry[k] = found
         i += 1
     return ARENA_FULL if full else ARENA_OK

@@ -8,3 +8,4 @@ cdef class QueryState:
     cdef Query *query             # lent to a worker between ADD_QUERY and QUERY_GONE
     cdef Program *program
     cdef readonly object bound
+    cdef list plans

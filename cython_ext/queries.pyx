@@ -3,12 +3,15 @@
 from libc.math cimport INFINITY, NAN
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.allocator cimport Allocator
 from flexstream.cython_ext.blocks cimport output_destroy, output_init
+from flexstream.cython_ext.fronts cimport DensePlan
 from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_release
-from flexstream.cython_ext.panes cimport PaneSet, Query, first_open_end, query_init
+from flexstream.cython_ext.panes cimport (
+    FS_BUCKETS, FS_PREDICATES, PaneSet, Query, first_open_end, fs_profile, query_init,
+)
 from flexstream.cython_ext.partial cimport (
     FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, KEY_RAW, USED_BIT, Layout,
 )
@@ -65,6 +68,7 @@ cdef class QueryState:
             raise MemoryError("no memory for a query")
         self.query = query
         self.bound = bound
+        self.plans = []
         stream = bound.query.stream
         self.program = program_build(lowered.instructions, lowered.registers, stream.schema.row_bytes)
         query.id = query_id
@@ -78,6 +82,9 @@ cdef class QueryState:
         query.disorder = stream.max_disorder
         query.kernel = variant_kernel
         query.program = self.program
+        query.profile = <fs_profile *> calloc(1, sizeof(fs_profile))
+        if query.profile == NULL:
+            raise MemoryError("no memory for a query's profile")
         build_layout(&query.layout, lowered)
         query.sets = <PaneSet *> calloc(groups, sizeof(PaneSet))
         if query.sets == NULL:
@@ -97,6 +104,9 @@ cdef class QueryState:
             output_destroy(&self.query.results)
             output_destroy(&self.query.late)
             free(self.query.sets)
+            free(self.query.profile)
+            while self.plans:
+                free(<void *> <size_t> self.plans.pop())
             free(self.query)
         program_free(self.program)
 
@@ -117,12 +127,49 @@ cdef class QueryState:
             "windows_fired": fs_load_relaxed(&query.counters.windows_fired),
             "results": fs_load_relaxed(&query.counters.results),
             "compiled_rows": fs_load_relaxed(&query.counters.compiled_rows),
+            "outside": fs_load_relaxed(&query.counters.outside),
+            "fresh_keys": fs_load_relaxed(&query.counters.fresh_keys),
+            "timed_rows": fs_load_relaxed(&query.counters.timed_rows),
+            "timed_ns": fs_load_relaxed(&query.counters.timed_ns),
             "open_windows": fs_load_relaxed(&query.counters.open_panes),
         }
 
     def use_variant(self, size_t function):
         """Run the compiled variant from the next batch on; 0: the generic one. The code must stay loaded."""
         fs_store_release(&self.query.variant, function)
+
+    def use_range(self, int64_t base, uint64_t size):
+        """Panes that fill from now on have a dense array for keys from `base` to `base + size - 1`; 0: none."""
+        cdef DensePlan *plan = NULL
+        if size:
+            if size > <uint64_t> 1 << 31:
+                raise ValueError(f"a dense range of {size} keys is too large")
+            plan = <DensePlan *> calloc(1, sizeof(DensePlan))
+            if plan == NULL:
+                raise MemoryError("no memory for a dense range")
+            plan.base = <uint64_t> base
+            plan.range = size
+            self.plans.append(<size_t> plan)        # workers may read an older one at any time
+        fs_store_release(&self.query.dense.plan, <size_t> plan)
+
+    def clear_profile(self):
+        """Before an instrumented variant runs; not while one does."""
+        memset(self.query.profile, 0, sizeof(fs_profile))
+        self.query.profile.least = INT64_MAX
+        self.query.profile.most = INT64_MIN
+
+    def profile(self):
+        """What the instrumented variant has counted so far."""
+        cdef fs_profile *profile = self.query.profile
+        cdef int i
+        return {
+            "rows": fs_load_relaxed(&profile.rows),
+            "passed": [fs_load_relaxed(&profile.passed[i]) for i in range(<int> FS_PREDICATES)],
+            "keys": fs_load_relaxed(&profile.keys),
+            "least": <int64_t> fs_load_relaxed(<uint64_t *> &profile.least),
+            "most": <int64_t> fs_load_relaxed(<uint64_t *> &profile.most),
+            "buckets": [fs_load_relaxed(&profile.bucket[i]) for i in range(<int> FS_BUCKETS)],
+        }
 
     @property
     def failed(self):

@@ -5,6 +5,7 @@ from libc.string cimport memcpy, memmove
 
 from flexstream.cython_ext.arena cimport ARENA_OK, arena_alloc, arena_release, arena_size
 from flexstream.cython_ext.decoder cimport FAULT_SHUTTING_DOWN
+from flexstream.cython_ext.dense cimport dense_settle
 from flexstream.cython_ext.firing cimport settle
 from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_relaxed, fs_store_release
 from flexstream.cython_ext.messages cimport BORROW, GIVE_BACK, SHARE
@@ -204,6 +205,7 @@ cdef bint share_query(WorkerState *worker, Share *share, Query *query, int64_t w
     share.state_bytes += arena_size(n * sizeof(Pane *))
     memcpy(out.panes, panes.panes, n * sizeof(Pane *))
     for i in range(n):
+        dense_settle(query, &worker.arena, out.panes[i])
         share.state_bytes += bytes_of_pane(query, out.panes[i])
         panes.usual_keys = out.panes[i].table.used
     panes.n -= n

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from flexstream.cython_ext.panes cimport Context, PaneSet, Query, Step
+from flexstream.cython_ext.panes cimport Context, PaneSet, Query, Step, fs_profile
 
 
 cdef extern from "flexstream_abi.h" nogil:
@@ -11,17 +11,26 @@ cdef extern from "flexstream_abi.h" nogil:
         FS_ABI_BATCH
     ctypedef struct fs_pane_view:
         int64_t start
-        int64_t end
+        uint64_t span
         unsigned char *entries
         uint64_t mask
         uint32_t shift
         uint32_t limit
         uint32_t *used
+        uint32_t *reserved
+        uint64_t *dense
+        uint64_t base
+        uint64_t range
+        uint32_t *touched
+        uint64_t touched_limit
     ctypedef struct fs_view:
         fs_pane_view pane[2]
         const uint64_t *empty
         uint64_t filtered
         uint64_t overflow
+        uint64_t outside
+        uint64_t fresh
+        fs_profile *profile
     ctypedef uint32_t (*fs_variant)(const unsigned char *rows, uint32_t n, fs_view *view) noexcept nogil
 
 

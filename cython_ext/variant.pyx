@@ -1,30 +1,63 @@
 """See variant.pxd."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_load_acquire, fs_store_relaxed
+from flexstream.cython_ext.dense cimport dense_front
+from flexstream.cython_ext.fronts cimport Front
+from flexstream.cython_ext.includes.native cimport (
+    FS_TIME_LIMIT, fs_count, fs_load_acquire, fs_store_relaxed, fs_thread_cpu_ns,
+)
 from flexstream.cython_ext.kernel cimport generic_kernel
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end
 
 cdef enum:
     GENERIC_ROWS = 64         # given to the generic variant at a stop: new keys and panes come in bunches
+    TIMED_EVERY = 32          # of that many batches the clock is read for one
 
 
-cdef inline void show_pane(Query *query, PaneSet *panes, Pane *pane, fs_pane_view *view) noexcept nogil:
+cdef inline void show_pane(Query *query, Context *context, PaneSet *panes, Pane *pane,
+                           fs_pane_view *view) noexcept nogil:
     """A pane that rows may simply be added to; one whose window has fired needs the generic variant's marks."""
+    cdef Front *front
+    cdef int64_t end
     view.start = 0
-    view.end = 0
+    view.span = 0
+    view.range = 0
     if pane == NULL or (query.lateness > 0 and first_end(query, pane.start) <= panes.fired_until):
         return
     view.start = pane.start if pane.start > -FS_TIME_LIMIT else -FS_TIME_LIMIT
-    view.end = pane.start + query.pane
-    if view.end > FS_TIME_LIMIT + 1:        # later times are rejected, which the generic variant does
-        view.end = FS_TIME_LIMIT + 1
+    end = pane.start + query.pane
+    if end > FS_TIME_LIMIT + 1:        # later times are rejected, which the generic variant does
+        end = FS_TIME_LIMIT + 1
+    view.span = <uint64_t> (end - view.start)
     view.entries = pane.table.entries
     view.mask = pane.table.capacity - 1
     view.shift = pane.table.shift
     view.limit = pane.table.capacity // 2
     view.used = &pane.table.used
+    view.reserved = &pane.table.reserved
+    front = dense_front(query, context, pane)
+    if front != NULL:
+        view.dense = front.array.entries
+        view.base = front.array.base
+        view.range = front.array.range
+        view.touched = front.touched
+        view.touched_limit = front.capacity
+
+
+cdef inline uint32_t run_batch(Query *query, fs_variant run, const unsigned char *rows, uint32_t n,
+                               fs_view *view) noexcept nogil:
+    """The compiled variant over a batch, timed now and then."""
+    cdef uint64_t started
+    cdef uint32_t some
+    query.batches += 1
+    if query.batches % TIMED_EVERY:
+        return run(rows, n, view)
+    started = fs_thread_cpu_ns()     # not the wall clock: who waits for the core is not slow
+    some = run(rows, n, view)
+    fs_count(&query.counters.timed_ns, fs_thread_cpu_ns() - started)
+    fs_count(&query.counters.timed_rows, some)
+    return some
 
 
 cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
@@ -42,14 +75,17 @@ cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const u
         return generic_kernel(query, context, panes, rows, n)
     view.overflow = 0
     view.empty = query.layout.empty
+    view.profile = query.profile
     while True:
-        show_pane(query, panes, panes.recent, &view.pane[0])
-        show_pane(query, panes, panes.previous, &view.pane[1])
-        some = run(rows + <uint64_t> done * query.row_bytes, n - done, &view)
+        show_pane(query, context, panes, panes.recent, &view.pane[0])
+        show_pane(query, context, panes, panes.previous, &view.pane[1])
+        some = run_batch(query, run, rows + <uint64_t> done * query.row_bytes, n - done, &view)
         if some:
             fs_count(&query.counters.rows, some)
             fs_count(&query.counters.filtered, view.filtered)
             fs_count(&query.counters.compiled_rows, some)
+            fs_count(&query.counters.outside, view.outside)
+            fs_count(&query.counters.fresh_keys, view.fresh)
             if view.overflow:
                 fs_store_relaxed(&query.failed, 1)
         done += some

@@ -35,6 +35,7 @@ from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
 from flexstream.moving import GroupMove, Mover
 from flexstream.nic_service import NicService
+from flexstream.optimise import optimise
 from flexstream.pings import Pings
 from flexstream.query import Query
 from flexstream.reading import read_log
@@ -191,7 +192,7 @@ class Engine:
 
     def submit(self, query: Query) -> None:
         """Start a query; it sees the rows that come from now on. Its stream is added if it is not known yet."""
-        bound = query.bound()
+        bound = optimise(query.bound())
         lowered = lower(bound)
         with self._changing_queries(), self._lock:
             self._check_open()

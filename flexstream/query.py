@@ -410,19 +410,26 @@ class Query:
             raise QueryError(f"query is not valid JSON for a plan: {error}", code="bad_query") from error
 
     def explain(self, what: str = "plan") -> str:
-        """The "plan" for people, one line per step, or the "code": the C that is compiled for it.
+        """The "plan" for people, one line per step; as "optimised"; or the "code", the C that is compiled for it.
 
         Raises QueryError: `what` is neither, or it is the code of a query that could not be submitted.
         """
         if what == "code":
             from flexstream.cython_ext.codegen import generate
             from flexstream.cython_ext.lowering import lower
+            from flexstream.optimise import optimise
 
-            bound = self.bound()
+            bound = optimise(self.bound())
             lower(bound)  # refuses what would not run
             return generate(bound)
+        if what == "optimised":
+            from flexstream.optimise import explain
+
+            return explain(self.bound())
         if what != "plan":
-            raise QueryError(f"explain({what!r}): there is no such view", code="bad_view", hint="'plan' or 'code'")
+            raise QueryError(
+                f"explain({what!r}): there is no such view", code="bad_view", hint="'plan', 'optimised' or 'code'"
+            )
         stream = self.stream
         lines = [
             f"query {self.name}",

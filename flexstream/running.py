@@ -14,6 +14,8 @@ from flexstream.sessions import Session, StreamSessions
 from flexstream.state.result_log import ResultLog
 from flexstream.stream import Stream
 
+MAX_HISTORY = 256
+
 
 @dataclass(eq=False)
 class RunningStream:
@@ -45,3 +47,11 @@ class RunningQuery:
     submitted_at: float = field(default_factory=time.monotonic)
     gone: set[int] = field(default_factory=set)
     dropped: threading.Event = field(default_factory=threading.Event)
+
+    def note(self, variant: str, reason: str, choices: str | None = None) -> None:
+        """A line of the history: from now on that variant, and why. The oldest lines make room."""
+        after_s = round(time.monotonic() - self.submitted_at, 4)
+        entry = {"variant": variant, "after_s": after_s, "reason": reason}
+        self.history.append(entry if choices is None else {**entry, "choices": choices})
+        if len(self.history) > MAX_HISTORY:
+            del self.history[1]  # the first says how it came to be compiled

@@ -10,24 +10,50 @@
 #include <stdint.h>
 #include <string.h>
 
-#define FS_ABI_VERSION 2
+#define FS_ABI_VERSION 3
 #define FS_ABI_BATCH 1024
 #define FS_GOLDEN UINT64_C(0x9E3779B97F4A7C15)
+#define FS_USED (UINT64_C(1) << 63)
+#define FS_PREDICATES 32
+#define FS_BUCKETS 256
+#define FS_CACHED (UINT64_C(256) << 10) /* a table larger than this is prefetched */
+#define FS_RARE(condition) __builtin_expect(!!(condition), 0)
 
+/* A pane's state has two places. The table holds entries by hash. The dense array, which the panes of all groups of
+ * one span of time share, holds them by key - base, without the key: it is a front whose entries the engine moves to
+ * the table before anybody else looks at the pane. Room for them in the table is reserved when they are first used. */
 typedef struct {
-    int64_t start, end;     /* event times; start == end: no pane */
+    int64_t start;          /* event time */
+    uint64_t span;          /* 0: no pane */
     unsigned char *entries; /* [used bit, dirty bit, row count][key words][aggregate slots], all 8-byte words */
     uint64_t mask;          /* capacity - 1 */
     uint32_t shift;         /* 64 - log2(capacity) */
-    uint32_t limit;         /* keys that the table may hold */
+    uint32_t limit;         /* keys that the table may hold, with those reserved */
     uint32_t *used;         /* keys that it holds */
+    uint32_t *reserved;     /* keys that only the dense array holds: the length of `touched` */
+    uint64_t *dense;        /* [used bit, row count][aggregate slots] */
+    uint64_t base, range;   /* key - base < range has a place in it; range 0: there is none */
+    uint32_t *touched;      /* key - base of the entries in use */
+    uint64_t touched_limit;
 } fs_pane_view;
+
+/* What an instrumented variant counts, over a sample of the rows. */
+typedef struct {
+    uint64_t rows;
+    uint64_t passed[FS_PREDICATES]; /* each predicate on its own */
+    uint64_t keys;                  /* rows that passed all */
+    int64_t least, most;            /* their keys, when they are integers */
+    uint64_t bucket[FS_BUCKETS];    /* their keys by hash */
+} fs_profile;
 
 typedef struct {
     fs_pane_view pane[2]; /* the pane in use, and the one before it */
     const uint64_t *empty; /* an entry before its first row */
     uint64_t filtered;    /* out: rows among those finished that a filter dropped */
     uint64_t overflow;    /* out: not 0 when an integer sum has no value any more */
+    uint64_t outside;     /* out: rows whose key has no place in the dense array that is there */
+    uint64_t fresh;       /* out: keys that were new to their pane */
+    fs_profile *profile;
 } fs_view;
 
 /* How many rows were finished, from the first on. n <= FS_ABI_BATCH. */
@@ -66,6 +92,13 @@ static inline uint64_t fs_hash_words(const uint64_t *key, int words) {
     return h * FS_GOLDEN;
 }
 
+static inline void fs_note_key(fs_profile *profile, int64_t value, uint64_t hash) {
+    profile->keys += 1;
+    profile->bucket[hash >> 56] += 1;
+    if (value < profile->least) profile->least = value;
+    if (value > profile->most) profile->most = value;
+}
+
 /* As in Spark: NaN equals NaN and is greater than any other value. */
 static inline int64_t fs_eq(double a, double b) { return a == b || (a != a && b != b); }
 static inline int64_t fs_lt(double a, double b) { return a < b || (b != b && a == a); }
@@ -84,6 +117,16 @@ static inline void fs_add_deviation(double *slot, double v) {
     slot[2] = low - (high - slot[1]);
     slot[1] = high;
     slot[3] += delta * ((v - slot[1]) - slot[2]);
+}
+/* Chan's update, for two such states. */
+static inline void fs_merge_deviation(double *slot, const double *from) {
+    if (!(from[0] > 0)) return;
+    double rows = slot[0] + from[0], delta = (from[1] - slot[1]) + (from[2] - slot[2]);
+    slot[3] += from[3] + delta * delta * slot[0] * (from[0] / rows);
+    double low = slot[2] + delta * (from[0] / rows), high = slot[1] + low;
+    slot[2] = low - (high - slot[1]);
+    slot[1] = high;
+    slot[0] = rows;
 }
 
 #endif

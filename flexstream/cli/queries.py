@@ -87,5 +87,8 @@ def _variant(reply: dict[str, Any]) -> list[str]:
         f"{reply.get('compiled_rows', 0)} rows by compiled code"
     ]
     for entry in reply.get("history") or []:
-        lines.append(f"  after {entry.get('after_s', 0):.3f} s: {entry.get('variant')}, {entry.get('reason')}")
+        choices = f" [{entry['choices']}]" if entry.get("choices") else ""
+        gain = f" (gain {entry['gain']:.2f})" if entry.get("gain") is not None else ""
+        line = f"  after {entry.get('after_s', 0):.3f} s: {entry.get('variant')}{choices}, {entry.get('reason')}{gain}"
+        lines.append(line)
     return lines

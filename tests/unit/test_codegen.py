@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 
 import flexstream as fs
 from flexstream import col, lit
-from flexstream.cython_ext.codegen import comment, generate
+from flexstream.cython_ext.choices import PLAIN, Choices
+from flexstream.cython_ext.codegen import Pipeline, generate
+from flexstream.cython_ext.codegen_expr import comment
 from flexstream.cython_ext.compiler import INCLUDES
 from flexstream.cython_ext.lowering import FOLDS, KEY_FORMS, lower
 from flexstream.testing.ysb import YSB_QUERY
@@ -27,10 +30,13 @@ COMMENT = re.compile(r"/\*.*?\*/", re.S)
 WORDS = set(
     re.findall(
         r"\S+",
-        """include flexstream_abi h const double int64_t uint32_t uint64_t size_t unsigned char for while if goto
-        continue return stop rows row n m k i selected view pane other held used limit empty start end entries mask
-        shift filtered overflow dropped
-        time key at entry memcpy memcmp INT64_C UINT64_C INT64_MIN FS_GOLDEN FS_ABI_BATCH fs_view fs_pane_view
+        """include flexstream_abi h const double int64_t uint32_t uint64_t size_t unsigned char for while if else goto
+        continue return stop rows row n i view pane other held used limit empty start span entries mask
+        shift filtered overflow kept keep ahead static inline void load_key hash_key __builtin_prefetch FS_RARE
+        reserved touched touched_limit dense base range off outside fresh count slot FS_USED FS_CACHED
+        profile fs_profile passed fs_note_key hot_key hot_count hot_slot some_key is_hot places place p merge_hot int
+        fs_merge_deviation
+        time key at entry memcpy memcmp INT64_C UINT64_C INT64_MIN FS_GOLDEN fs_view fs_pane_view
         fs_variant_run __builtin_add_overflow __builtin_sub_overflow __builtin_mul_overflow __builtin_fabs fs_real
         fs_eq fs_lt fs_hash_words fs_key_f32 fs_key_f64 fs_add_real fs_add_deviation 0x1p63
         fs_get_i8 fs_get_i16 fs_get_i32 fs_get_i64 fs_get_u8 fs_get_u16 fs_get_u32 fs_get_u64 fs_get_f32 fs_get_f64
@@ -118,14 +124,32 @@ def hostile() -> Iterator[fs.Query]:
     yield ended(WIDE.query("q").filter(nested))
 
 
-def together(queries: list[fs.Query]) -> str:
+def choices_of(query: fs.Query, seed: int = 0) -> Iterator[Choices]:
+    """The plain variant, then some with everything that the query allows, predicates in any order and parts."""
+    yield PLAIN
+    rnd = random.Random(seed)
+    numbers = list(range(len(Pipeline(query.bound()).ahead)))
+    for dense, masked, hot, instrumented in ((1, 1, 1, 0), (0, 0, 0, 1), (1, 0, 0, 1), (0, 1, 1, 0), (1, 0, 1, 0)):
+        rnd.shuffle(numbers)
+        cuts = sorted({0, *(rnd.randrange(len(numbers) + 1) for _ in range(2)), len(numbers)})
+        order = tuple(tuple(numbers[a:b]) for a, b in itertools.pairwise(cuts))
+        yield Choices(order, bool(masked), bool(dense), bool(hot), bool(instrumented))
+
+
+def together(variants: list[tuple[fs.Query, Choices]]) -> str:
     """All variants in one C file, the i-th called variant_i."""
     parts = []
-    for i, query in enumerate(queries):
+    for i, (query, choices) in enumerate(variants):
         bound = query.bound()
         lower(bound)  # what would not run proves nothing
-        parts.append(f"#define fs_variant_run variant_{i}\n{generate(bound)}#undef fs_variant_run\n")
+        names = ("fs_variant_run", "load_key", "hash_key", "merge_hot")
+        parts += [f"#define {name} {name}_{i}" for name in names]
+        parts += [generate(bound, choices), *(f"#undef {name}" for name in names)]
     return "\n".join(parts)
+
+
+def variants_of(*queries: fs.Query, most: int = 6) -> list[tuple[fs.Query, Choices]]:
+    return [(query, choices) for i, query in enumerate(queries) for choices in list(choices_of(query, i))[:most]]
 
 
 def cc(tmp_path: Path, code: str, *flags: str) -> Path:
@@ -135,7 +159,7 @@ def cc(tmp_path: Path, code: str, *flags: str) -> Path:
     source, target = tmp_path / "variants.c", tmp_path / "out"
     source.write_text(code)
     done = subprocess.run(
-        [compiler, "-std=gnu11", f"-I{INCLUDES}", *flags, "-o", str(target), str(source)],
+        [compiler, "-std=gnu11", "-fno-strict-aliasing", f"-I{INCLUDES}", *flags, "-o", str(target), str(source)],
         capture_output=True,
         text=True,
     )
@@ -200,12 +224,12 @@ def assert_only_our_words(code: str) -> None:
     bare = COMMENT.sub(" ", code).replace('"flexstream_abi.h"', "")
     assert not set(bare) & set("\"'\\@$`"), bare
     for word in re.findall(r"\w+", bare):
-        assert word in WORDS or re.fullmatch(r"[vn]?\d+", word), f"{word!r} in\n{code}"
+        assert word in WORDS or re.fullmatch(r"(v|total)?\d+", word), f"{word!r} in\n{code}"
 
 
 def test_every_operator_and_every_hostile_constant_is_written_in_our_words():
-    for query in [*operators(), *hostile()]:
-        assert_only_our_words(generate(query.bound()))
+    for query, choices in variants_of(*operators(), *hostile()):
+        assert_only_our_words(generate(query.bound(), choices))
 
 
 @given(
@@ -241,9 +265,9 @@ def test_names_are_in_comments_only():
     assert made(*names[:5]) == made(*names[5:]) == made("a", "b", "c", "d", "e")
 
 
-@pytest.mark.time_limit(120)
+@pytest.mark.time_limit(400)
 def test_no_compiler_warning_for_any_of_them(tmp_path):
-    code = together([*operators(), *hostile()])
+    code = together(variants_of(*operators(), *hostile(), most=2))
     cc(tmp_path, code, "-O2", "-c", "-Wall", "-Wextra", "-Werror", "-Wno-unused", "-Wno-missing-prototypes")
 
 
@@ -262,7 +286,7 @@ typedef struct {
     const key_part *key;
     const uint64_t *empty;
 } variant_case;
-enum { CAPACITY = 64 };
+enum { CAPACITY = 64, RANGE = 200, TOUCHED = 8 };
 
 static void check(int number, const variant_case *c) {
     FILE *file = fopen(c->rows, "rb");
@@ -271,17 +295,26 @@ static void check(int number, const variant_case *c) {
     if (!file || fread(rows, 1, size, file) != size) abort();
     fclose(file);
     fs_view view = {0};
-    uint32_t used[2] = {0, 0};
+    uint32_t used[2] = {0, 0}, reserved[2] = {0, 0}, touched[2][TOUCHED];
+    fs_profile profile = {0};
+    uint32_t dense_words = c->stride / 8 - c->words;
     for (int p = 0; p < 2; p++) {
         view.pane[p].start = -p * c->pane;
-        view.pane[p].end = (1 - p) * c->pane;
+        view.pane[p].span = c->pane;
         view.pane[p].entries = calloc(CAPACITY, c->stride);
         view.pane[p].mask = CAPACITY - 1;
         view.pane[p].shift = 58;
         view.pane[p].limit = CAPACITY / 2;
         view.pane[p].used = &used[p];
+        view.pane[p].reserved = &reserved[p];
+        view.pane[p].dense = calloc(RANGE, 8 * dense_words);
+        view.pane[p].base = -100;
+        view.pane[p].range = RANGE;
+        view.pane[p].touched = touched[p];
+        view.pane[p].touched_limit = TOUCHED;
     }
     view.empty = c->empty;
+    view.profile = &profile;
     uint64_t finished = 0, filtered = 0, left = 0;
     for (uint32_t at = 0; at < c->n;) {
         uint32_t n = c->n - at < FS_ABI_BATCH ? c->n - at : FS_ABI_BATCH;
@@ -291,12 +324,22 @@ static void check(int number, const variant_case *c) {
         if (some > n || view.filtered > some) abort();
         finished += some, filtered += view.filtered, at += some;
         if (some < n) at += 1, left += 1; /* the generic variant's turn */
-        if (used[0] > CAPACITY / 2 || used[1] > CAPACITY / 2) abort();
+        for (int p = 0; p < 2; p++)
+            if (used[p] + reserved[p] > CAPACITY / 2 || reserved[p] > TOUCHED) abort();
         free(batch);
     }
     if (finished + left != c->n) abort();
     printf("%d %llu %llu\n", number, (unsigned long long)finished, (unsigned long long)filtered);
-    free(rows), free(view.pane[0].entries), free(view.pane[1].entries);
+    uint64_t counted = 0;
+    for (int p = 0; p < 2; p++) {
+        for (uint32_t e = 0; e < CAPACITY; e++)
+            counted += *(uint64_t *)(view.pane[p].entries + (size_t)e * c->stride) & ~FS_USED;
+        for (uint32_t e = 0; e < RANGE; e++)
+            counted += view.pane[p].dense[(size_t)e * dense_words] & ~FS_USED;
+        free(view.pane[p].entries), free(view.pane[p].dense);
+    }
+    if (counted != finished - filtered) abort();
+    free(rows);
 }
 """
 
@@ -315,6 +358,8 @@ def hostile_rows(query: fs.Query, n: int, seed: int) -> bytes:
         if field.name == stream.time:
             near = rng.integers(-query.bound().pane, query.bound().pane, n)
             rows[field.name] = np.where(rng.random(n) < 0.98, near, rows[field.name])
+        elif field.name in stream.key and field.kind in ("i16", "i32", "i64"):
+            rows[field.name] = rng.integers(90, 104, n)  # in and out of the harness's dense range
         elif field.name in stream.key:
             rows[field.name] = rows[field.name][rng.integers(0, 3, n)]
         elif field.kind in ("i64", "timestamp"):
@@ -341,41 +386,49 @@ def harness_case(number: int, query: fs.Query, rows: Path, n: int) -> str:
         empty += [start] * fold.slots
     key = ", ".join(f"{{{f.offset}, {f.size}, {KEY_FORMS.get(f.kind, 0)}}}" for f in stream.key_fields)
     return (
-        f'check({number}, &(variant_case){{variant_{number}, "{rows}", {n}, {stream.schema.row_bytes}, '
+        f'check({number}, &(variant_case){{fs_variant_run_{number}, "{rows}", {n}, {stream.schema.row_bytes}, '
         f"{stream.time_field.offset}, {words}, {8 * len(empty)}, {bound.pane}, "
         f"(const key_part[]){{{key}, {{0, 0, 0}}}}, "
         f"(const uint64_t[]){{{', '.join(f'{value}u' for value in empty)}}}}});"
     )
 
 
-@pytest.mark.time_limit(180)
+@pytest.mark.time_limit(400)
 def test_the_sanitizers_have_nothing_to_report(tmp_path):
     tiny = fs.Stream("tiny", {"t": "timestamp[s]", "k": "u8"}, key="k", time="t")
     huge = fs.Stream(
         "huge", {"k": "bytes[3]", "pad": "bytes[2000]", "t": "timestamp[s]", "x": "u64"}, key="k", time="t"
     )
+    whole = fs.Stream("whole", {"t": "timestamp[s]", "k": "i16", "x": "i32", "y": "f64"}, key="k", time="t")
+    masked = whole.query("q").filter((col("x") > 0) & (col("y") > 0.0) & (col("x") % 2 == lit(0) + 0))
+    folds = {"n": fs.count(), "a": fs.sum("x"), "b": fs.min("x"), "c": fs.max("x")}
     queries = [
         *operators(),
         *hostile(),
+        masked.window(fs.tumbling("1000s")).agg(**folds),
+        whole.query("q").filter((col("x") > 0) & (col("y") > 0.0)).window(fs.tumbling("1000s")).agg(**folds),
+        whole.query("q").window(fs.tumbling("1000s")).agg(**folds, d=fs.sum("y"), e=fs.stddev("y"), f=fs.min("y")),
         tiny.query("q").window(fs.tumbling("1000s")).agg(n=fs.count()),
         huge.query("q").filter(col("pad") != b"x").window(fs.tumbling("1000s")).agg(n=fs.count(), a=fs.sum("x")),
     ]
-    calls = []
-    for i, query in enumerate(queries):
+    calls, variants = [], variants_of(*queries, most=1)
+    variants += [(query, list(choices_of(query, i))[1 + i % 5]) for i, query in enumerate(queries[:-5])][::2]
+    variants += [(query, choices) for query in queries[-5:] for choices in list(choices_of(query))[1:]]
+    for i, (query, _) in enumerate(variants):
         n = 1200
         (tmp_path / f"rows{i}").write_bytes(hostile_rows(query, n, i))
         calls.append(harness_case(i, query, tmp_path / f"rows{i}", n))
-    code = together(queries) + HARNESS + "int main(void) {\n" + "\n".join(calls) + "\nreturn 0;\n}\n"
+    code = together(variants) + HARNESS + "int main(void) {\n" + "\n".join(calls) + "\nreturn 0;\n}\n"
     checks = "-fsanitize=address,undefined,float-cast-overflow,float-divide-by-zero"
     try:
-        program = cc(tmp_path, code, "-O1", "-w", checks, "-fno-sanitize-recover=all")
+        program = cc(tmp_path, code, "-O0", "-w", checks, "-fno-sanitize-recover=all")
     except AssertionError as error:
         if "asan" in str(error) or "ubsan" in str(error):
             pytest.skip(f"the compiler has no sanitizers here: {error}")
         raise
-    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[:4000]
     assert done.stderr == ""
     finished = [int(line.split()[1]) for line in done.stdout.splitlines()]
-    assert len(finished) == len(queries)
+    assert len(finished) == len(variants)
     assert sum(finished) > 500 * len(finished)  # most rows went through compiled code

@@ -351,3 +351,10 @@ def test_stop_ends_the_compiler_at_work_and_answers_all_who_wait(fake_cc, tmp_pa
         assert ready.wait(20)
         assert "the engine closes" in str(found[0])
     wait_until(lambda: gone(int((tmp_path / "child").read_text())))
+
+
+def test_queries_that_differ_in_names_alone_share_an_object(cache):
+    first = compile_code(f"/* one */\n{CODE}")
+    second = compile_code(f"/* another name */\n{CODE}")
+    assert second.path == first.path
+    assert second.cached

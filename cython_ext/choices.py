@@ -1,0 +1,32 @@
+"""What a compiled variant may take for granted about the rows: one query has as many variants as there are choices.
+
+None of them decides a result. A choice that no longer fits costs time, never a row: what the code cannot do it
+leaves to the table, or to the generic variant, in the same batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """`order`: predicates by number, in parts that one branch decides each (None: as written, one by one)."""
+
+    order: tuple[tuple[int, ...], ...] | None = None
+    masked: bool = False  # the last part has no branch: dropped rows are folded as nothing
+    dense: bool = False  # entries by key - base, as long as the key is in the range
+    hot: bool = False  # rows of the most frequent key are folded apart, into several places in turn
+    instrumented: bool = False  # samples rows into fs_profile
+
+    def __str__(self) -> str:
+        parts = []
+        if self.order is not None:
+            parts.append("predicates " + ", ".join("&".join(str(number) for number in part) for part in self.order))
+        for name in ("masked", "dense", "hot", "instrumented"):
+            if getattr(self, name):
+                parts.append(name)
+        return "; ".join(parts) or "plain"
+
+
+PLAIN = Choices()

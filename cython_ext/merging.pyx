@@ -1,0 +1,77 @@
+"""See merging.pxd."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, Arena, ArenaStatus
+from flexstream.cython_ext.partial cimport (
+    DIRTY_BIT, ROWS_MASK, USED_BIT, Layout, Table, entry_merge, table_locate,
+)
+
+cdef extern from "flexstream_abi.h" nogil:
+    const uint64_t FS_GOLDEN
+
+cdef enum:
+    SCAN = 64                 # slots looked at together
+
+
+cdef inline uint64_t *find_short(const Table *table, const Layout *layout, uint64_t key) noexcept nogil:
+    """The entry of a one-word key. NULL: it is not there."""
+    cdef uint64_t at = (key * FS_GOLDEN) >> table.shift
+    cdef uint64_t *entry = <uint64_t *> (table.entries + at * layout.stride)
+    while entry[0] != 0:
+        if entry[1] == key:
+            return entry
+        at = (at + 1) & (table.capacity - 1)
+        entry = <uint64_t *> (table.entries + at * layout.stride)
+    return NULL
+
+
+cdef inline ArenaStatus merge_one(Table *into, const Layout *layout, const uint64_t *entry, Arena *arena,
+                                  int *problem) noexcept nogil:
+    cdef uint64_t *found = NULL
+    cdef unsigned char *located
+    cdef ArenaStatus status
+    if layout.key_words == 1:
+        found = find_short(into, layout, entry[1])
+    if found == NULL:
+        status = table_locate(into, layout, <const int64_t *> (entry + 1), NULL, 1, &located, arena)
+        if status != ARENA_OK and (status != ARENA_FULL or located == NULL):
+            return status
+        found = <uint64_t *> located
+    if not found[0] & ROWS_MASK:            # the first for this key: as it is
+        memcpy(found, entry, layout.stride)
+        found[0] = entry[0] | USED_BIT
+    elif layout.stride == 8 * (1 + layout.key_words):       # nothing but a row count
+        found[0] += entry[0] & ROWS_MASK
+        found[0] |= entry[0] & DIRTY_BIT
+    elif entry_merge(layout, <unsigned char *> found, <const unsigned char *> entry):
+        problem[0] = 1
+    return ARENA_OK
+
+
+cdef ArenaStatus table_merge(Table *into, const Layout *layout, const Table *source, uint64_t *cursor,
+                             uint32_t *budget, Arena *arena, int *problem) noexcept nogil:
+    """The source's entries from `cursor` on, about `budget` of them; both say how far it came.
+
+    ARENA_WAIT, ARENA_FULL: there was no room for the entry at the cursor; all before it are merged.
+    """
+    cdef uint32_t positions[SCAN]
+    cdef uint32_t n, i
+    cdef uint64_t at, end
+    cdef ArenaStatus status
+    while cursor[0] < source.capacity and budget[0]:
+        end = cursor[0] + SCAN if cursor[0] + SCAN < source.capacity else source.capacity
+        n = 0
+        for at in range(cursor[0], end):    # a list first, without a branch: which slots are in use is random
+            positions[n] = <uint32_t> at
+            n += ((<const uint64_t *> (source.entries + at * layout.stride))[0] & ROWS_MASK) != 0
+        for i in range(n):
+            status = merge_one(into, layout, <const uint64_t *> (source.entries + <uint64_t> positions[i] * layout.stride),
+                               arena, problem)
+            if status != ARENA_OK:
+                cursor[0] = positions[i]
+                return status
+        cursor[0] = end
+        budget[0] = budget[0] - n if budget[0] > n else 0
+    return ARENA_OK

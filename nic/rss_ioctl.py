@@ -143,7 +143,10 @@ class EthtoolIoctl:
         """Hand `request` to the kernel and return it as the kernel left it. Raises OSError."""
         room = ctypes.create_string_buffer(request, len(request))
         ifreq = bytearray(struct.pack("16sP16x", self.device.encode(), ctypes.addressof(room)))
-        self._ioctl(self._socket.fileno(), SIOCETHTOOL, ifreq)
+        number = self._socket.fileno()
+        if number < 0:  # another thread left this device meanwhile: an answer like any other
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        self._ioctl(number, SIOCETHTOOL, ifreq)
         return room.raw
 
     def driver(self) -> Driver:

@@ -136,6 +136,13 @@ def test_a_device_that_is_gone_answers_enodev() -> None:
     assert seen.value.errno == errno.ENODEV
 
 
+def test_a_device_that_another_thread_left_is_an_answer_not_a_crash() -> None:
+    device = opened(PlayedDevice())
+    device.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        device.rss()
+
+
 def test_the_library_is_not_needed_for_the_ioctl(project: Path) -> None:
     import subprocess
     import sys

@@ -14,10 +14,10 @@ from typing import Any
 
 from flexstream.testing import ysb
 
-BATCH_ROWS = 65_536
-JOB_BATCHES = 8  # a job's rows are one window's
-WINDOW_MS = 10_000
-EVENT_RATE = JOB_BATCHES * BATCH_ROWS * 1000 // WINDOW_MS
+BATCH_ROWS = 50_000  # a second of event time, exactly: no row of a job reaches into the next one's window
+EVENT_RATE = 50_000
+JOB_BATCHES = 10  # a job's rows are one window's
+WINDOW_MS = JOB_BATCHES * BATCH_ROWS * 1000 // EVENT_RATE
 MIN_JOBS = 2
 COLUMNS = ", ".join(
     f"{name} {'binary' if kind.startswith('bytes') else 'bigint'}"

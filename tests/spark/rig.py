@@ -110,7 +110,9 @@ class Daemon:
         log.close()
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, (self.folder / "log").read_text()[-2000:]
+        if not line.startswith("{"):
+            self.kill()
+            raise AssertionError(line + (self.folder / "log").read_text()[-2000:])
         ready = json.loads(line)
         self.endpoint = ready["control"]
         self._ports = (ready["control"], ready["data"])

@@ -93,11 +93,10 @@ def events(spark: Any, first: int, batches: int, keys: int, start_ms: int) -> An
             for number in batch.column(0).to_pylist():
                 begin = start_ms + number * rows * 1000 // rate
                 made = ysb.generate(rows, keys=keys, seed=number + 1, rate=rate, start=begin)
-                columns = [
-                    pa.array(made[name].tolist() if made[name].dtype.kind == "S" else made[name])
-                    for name in made.dtype.names
-                ]
-                yield pa.record_batch(columns, names=list(made.dtype.names))
+                names = list(made.dtype.names or ())
+                texts = {name for name in names if made[name].dtype.kind == "S"}
+                columns = [pa.array(made[name].tolist() if name in texts else made[name]) for name in names]
+                yield pa.record_batch(columns, names=names)
 
     return spark.range(first, first + batches, 1, batches).mapInArrow(make, COLUMNS)
 

@@ -18,6 +18,7 @@ from flexstream.cython_ext.panes cimport (
 )
 from flexstream.cython_ext.ring cimport Message, ring_push
 from flexstream.cython_ext.shared cimport Connection
+from flexstream.cython_ext.sketch cimport sketch_rows
 from flexstream.cython_ext.worker cimport (
     SESSION_IS_IDLE, SESSION_LIVE, Advance, Item, StreamState, WorkerState,
 )
@@ -116,6 +117,7 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
         for i in range(stream.n_queries):
             revise |= stream.queries[i].sets[item.group].dirty
         account(worker, stream, n, item.rejected)
+        sketch_rows(stream.sketches, item.group, rows, n, stream.row_bytes)
         item.done += n
         item.next_query = 0
     if revise:

@@ -1,5 +1,6 @@
 """See streams.pxd."""
 
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
@@ -7,6 +8,7 @@ from flexstream.cython_ext.includes.native cimport fs_load_relaxed
 from flexstream.cython_ext.murmur3 cimport KeyHasher
 from flexstream.cython_ext.program cimport BATCH
 from flexstream.cython_ext.shared cimport Connection
+from flexstream.cython_ext.sketch cimport KeySketch
 from flexstream.cython_ext.worker cimport StreamState
 
 
@@ -46,6 +48,11 @@ cdef class StreamHandle:
         self.state.session_done = <uint32_t *> zeroed(max_sessions * 4)
         self.state.seen_ns = <uint64_t *> zeroed(max_sessions * 8)
         self.state.group_rows = <uint64_t *> zeroed(groups * 8)
+        self.state.fed_rows = <uint64_t *> zeroed(groups * 8)
+        self.state.counting = <uint64_t *> zeroed(groups * 8)
+        self.state.waiting = <uint64_t *> zeroed(groups * 8)
+        self.keys = KeySketch(stream, groups, worker + 1)
+        self.state.sketches = &self.keys.sketches
         for g in range(groups):
             self.state.watermark[g] = INT64_MIN
             if placement[g] == worker:
@@ -65,6 +72,9 @@ cdef class StreamHandle:
             free(self.state.session_done)
             free(self.state.seen_ns)
             free(self.state.group_rows)
+            free(self.state.fed_rows)
+            free(self.state.counting)
+            free(self.state.waiting)
             free(self.state)
 
     def counters(self):
@@ -76,6 +86,32 @@ cdef class StreamHandle:
             "rejected": fs_load_relaxed(&self.state.rejected),
             "groups": [fs_load_relaxed(&self.state.group_rows[g]) for g in range(self.state.groups)],
         }
+
+    def add_load(self, rows, waiting, bint asleep):
+        """Add to each group's rows so far, and to its rows that wait: in sockets, less those that were fed and taken.
+
+        Both are arrays of doubles, one per group.
+
+        `asleep`: the worker sleeps, so its sockets are empty whatever the last sample said.
+        """
+        cdef uint32_t g
+        cdef Py_buffer counted, waits
+        PyObject_GetBuffer(rows, &counted, PyBUF_WRITABLE)
+        try:
+            PyObject_GetBuffer(waiting, &waits, PyBUF_WRITABLE)
+            try:
+                if counted.len != 8 * <Py_ssize_t> self.state.groups or waits.len != counted.len:
+                    raise ValueError(f"room for {self.state.groups} groups is needed")
+                for g in range(self.state.groups):
+                    (<double *> waits.buf)[g] -= <double> fs_load_relaxed(&self.state.fed_rows[g])
+                    (<double *> counted.buf)[g] += <double> fs_load_relaxed(&self.state.group_rows[g])
+                    if not asleep:
+                        (<double *> waits.buf)[g] += (
+                            <double> fs_load_relaxed(&self.state.waiting[g]) / self.state.row_bytes)
+            finally:
+                PyBuffer_Release(&waits)
+        finally:
+            PyBuffer_Release(&counted)
 
     def watermarks(self):
         """{group: watermark} of the groups that this worker owns and that have one."""

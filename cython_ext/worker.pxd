@@ -26,6 +26,7 @@ from flexstream.cython_ext.panes cimport Context, Query
 from flexstream.cython_ext.program cimport Scratch
 from flexstream.cython_ext.ring cimport Message, Ring
 from flexstream.cython_ext.shared cimport Connection, Flags, Move, Shared
+from flexstream.cython_ext.sketch cimport Sketches
 
 cdef enum:
     MAX_STREAMS = 64
@@ -65,6 +66,10 @@ cdef struct StreamState:
     uint32_t n_done               # sessions with ends that were not reported yet
     uint32_t *session_done        # [max_sessions] in how many groups
     uint64_t *group_rows          # [groups]
+    uint64_t *fed_rows            # [groups] of these, rows that were fed; read by Python
+    uint64_t *counting            # [groups] room for a sample
+    uint64_t *waiting             # [groups] bytes in sockets at the last sample; read by Python
+    Sketches *sketches            # the heaviest keys of each group; read by Python
 
 
 cdef struct Item:                 # the rows being worked on
@@ -147,3 +152,5 @@ cdef struct WorkerState:
     uint64_t cpu_ns
     uint64_t loops
     uint64_t barriers
+    uint64_t sample_wanted        # Python raises it
+    uint64_t sampled              # as of when `waiting` is

@@ -405,6 +405,19 @@ cdef class Worker:
 
     # -- facts
 
+    def want_sample(self):
+        """What waits in the sockets, per group, as soon as the worker gets to it: see sampling.pxd."""
+        fs_store_release(&self.state.sample_wanted, self.state.sample_wanted + 1)
+
+    @property
+    def asleep(self):
+        return fs_load_relaxed(&self.state.sleeping) != 0
+
+    def progress(self):
+        """(rows, batches that they came in) so far."""
+        return (fs_load_relaxed(&self.state.rows),
+                fs_load_relaxed(&self.state.receive_calls) + fs_load_relaxed(&self.state.fed))
+
     def stats(self):
         cdef WorkerState *state = self.state
         cdef uint64_t up = fs_now_ns() - fs_load_relaxed(&state.started_ns) if fs_load_relaxed(&state.started_ns) else 1

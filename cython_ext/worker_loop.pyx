@@ -26,6 +26,7 @@ from flexstream.cython_ext.progress cimport (
     raise_session, report, send_ack, worker_progress,
 )
 from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free_slots, ring_pop
+from flexstream.cython_ext.sampling cimport sample_if_wanted
 from flexstream.cython_ext.shared cimport Connection, Move
 from flexstream.cython_ext.worker cimport (
     MAX_QUERIES, SESSION_IS_IDLE, SESSION_LIVE, SESSION_NONE, StreamState, WorkerState,
@@ -124,6 +125,7 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
     if order.kind == FEED:
         hear(worker, stream, order.slot, now)
         worker.feeding = True
+        fs_count(&stream.fed_rows[order.group], order.n)
         begin_rows(worker, stream, order.group, <const unsigned char *> order.ptr, order.n)
     elif order.kind == SESSION_WATERMARK or order.kind == SESSION_END:
         hear(worker, stream, order.slot, now)
@@ -365,6 +367,7 @@ cdef int run_sockets(WorkerState *worker, epoll_event *events, int n, uint64_t n
             return -1
         served += 1
         quiescent(worker)
+        sample_if_wanted(worker)
         if orders_wait(worker):
             break               # an order may take a socket away; what was not served now is reported again
     return served
@@ -405,6 +408,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
     while worker.stopping != 2:
         fs_count(&worker.loops, 1)
         push_limbo(worker)
+        sample_if_wanted(worker)
         begin_stop(worker, now)
         # An unfinished item comes first: until it is done no socket is read and no order taken.
         if work_off(worker) == STEP_WAIT or ring_free_slots(&worker.out) < RING_RESERVE:

@@ -28,16 +28,18 @@ from flexstream.cython_ext.lowering import lower
 from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd
-from flexstream.engine_options import check_sizes, data_address, worker_cores
+from flexstream.engine_options import balances, check_sizes, data_address, worker_cores
 from flexstream.engine_status import engine_status
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
+from flexstream.loads import Loads
 from flexstream.moving import GroupMove, Mover
 from flexstream.nic_service import NicService
 from flexstream.pings import Pings
 from flexstream.query import Query
 from flexstream.reading import read_log
+from flexstream.rebalancing import Rebalancer
 from flexstream.result_rows import LateRows, ResultRows
 from flexstream.running import RunningQuery, RunningStream
 from flexstream.session_clock import SessionClock
@@ -62,6 +64,8 @@ class Engine:
     state over all workers; rows that need a new key past it are rejected and counted. pin=False leaves the
     threads to the scheduler. expected_producers: nothing fires before so many have registered. compile: "auto"
     compiles queries to native code in the background, "off" does not, "require" makes submit() wait and raise.
+    balance: "auto" moves groups between workers as their load asks for it, "off" only when told to (default: auto
+    with several workers).
 
     All methods are thread-safe. Raises EngineError: cores that do not exist, ports in use, unknown names.
     """
@@ -88,8 +92,10 @@ class Engine:
         retention_s: float | None = None,
         expected_producers: int = 0,
         compile: str = "auto",
+        balance: str | None = None,
     ) -> None:
         cpus = worker_cores(workers)
+        auto = balances(balance, len(cpus))
         check_sizes(groups, frame_bytes, max_sessions, nic, compile, state_memory_bytes // len(cpus))
         self.groups = groups
         self.frame_bytes = frame_bytes
@@ -150,6 +156,8 @@ class Engine:
                 "pong": self._pings.pong,
             },
         )
+        loads = Loads(self.workers, groups, lambda: list(self._by_index), self._feeder.handed)
+        self.rebalancer = Rebalancer(loads, self.mover, self.placement, self.collector.latencies, auto=auto)
         for worker in self.workers:
             worker.start()
         self.collector.start()
@@ -158,6 +166,7 @@ class Engine:
         self.nic.start()
         self._session_clock = SessionClock(self.workers, self._by_index, idle_timeout_s, session_timeout_s)
         self._session_clock.start()
+        self.rebalancer.start()
 
     # -- streams and queries
 
@@ -402,6 +411,7 @@ class Engine:
         if self._acceptor is not None:
             self._acceptor.stop_accepting()
         self._session_clock.stop()
+        self.rebalancer.stop()
         self.mover.stop()
         self.nic.stop()
         for worker in self.workers:
@@ -421,6 +431,7 @@ class Engine:
             self._acceptor.stop()
         self.nic.close()
         self._session_clock.join(timeout=2)
+        self.rebalancer.join(timeout=2)
         windows = self._open_windows()
         if self.collector.is_alive():  # a callback that does not return: leave it what it may still use
             self.state = "failed"

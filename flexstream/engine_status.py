@@ -25,6 +25,7 @@ def engine_status(engine: Engine) -> dict[str, Any]:
         "state": "failed" if engine.collector.failure is not None else engine.state,
         "nic": engine.nic.status(),
         "placement": engine.placement(),
+        "rebalance": engine.rebalancer.status(),
         "workers": [{name: value for name, value in w.items() if name not in _PRIVATE} for w in workers],
         "streams": {running.stream.name: stream_status(running) for running in streams},
         "queries": {running.query.name: query_status(running) for running in queries},

@@ -17,6 +17,7 @@ cdef void sample_sockets(WorkerState *worker) noexcept nogil:
     cdef uint64_t wanted = fs_load_acquire(&worker.sample_wanted)
     cdef Connection *connection = worker.connections
     cdef StreamState *stream
+    cdef uint64_t rows
     cdef uint32_t s, g
     cdef int n
     for s in range(worker.n_streams):
@@ -26,11 +27,12 @@ cdef void sample_sockets(WorkerState *worker) noexcept nogil:
         if ioctl(connection.fd, FIONREAD, &n) == 0 and n > 0:
             worker.streams[connection.stream].counting[connection.group] += <uint64_t> n
         connection = connection.next
-    if worker.item.stream != NULL:          # begun, and held up by a missing block or memory
-        worker.item.stream.counting[worker.item.group] += (
-            (worker.item.n - worker.item.done) * worker.item.stream.row_bytes)
     for s in range(worker.n_streams):
         stream = worker.streams[s]
         for g in range(stream.groups):
-            fs_store_relaxed(&stream.waiting[g], stream.counting[g])
+            rows = stream.counting[g] // stream.row_bytes
+            fs_store_relaxed(&stream.arrived[g], rows + stream.group_rows[g] - stream.fed_rows[g])
+            if worker.item.stream == stream and worker.item.group == g:
+                rows += worker.item.n - worker.item.done        # begun, and held up by a missing block or memory
+            fs_store_relaxed(&stream.waiting[g], rows)
     fs_store_release(&worker.sampled, wanted)

@@ -50,6 +50,7 @@ cdef class StreamHandle:
         self.state.group_rows = <uint64_t *> zeroed(groups * 8)
         self.state.fed_rows = <uint64_t *> zeroed(groups * 8)
         self.state.counting = <uint64_t *> zeroed(groups * 8)
+        self.state.arrived = <uint64_t *> zeroed(groups * 8)
         self.state.waiting = <uint64_t *> zeroed(groups * 8)
         self.keys = KeySketch(stream, groups, worker + 1)
         self.state.sketches = &self.keys.sketches
@@ -74,6 +75,7 @@ cdef class StreamHandle:
             free(self.state.group_rows)
             free(self.state.fed_rows)
             free(self.state.counting)
+            free(self.state.arrived)
             free(self.state.waiting)
             free(self.state)
 
@@ -87,31 +89,25 @@ cdef class StreamHandle:
             "groups": [fs_load_relaxed(&self.state.group_rows[g]) for g in range(self.state.groups)],
         }
 
-    def add_load(self, rows, waiting, bint asleep):
-        """Add to each group's rows so far, and to its rows that wait: in sockets, less those that were fed and taken.
-
-        Both are arrays of doubles, one per group.
-
-        `asleep`: the worker sleeps, so its sockets are empty whatever the last sample said.
-        """
+    def add_load(self, arrived, waiting):
+        """Add the last sample to arrays of doubles, one per group: rows that came by socket; rows that wait, less
+        those that were fed and have been taken (what was fed, the caller knows)."""
         cdef uint32_t g
-        cdef Py_buffer counted, waits
-        PyObject_GetBuffer(rows, &counted, PyBUF_WRITABLE)
+        cdef Py_buffer came, waits
+        PyObject_GetBuffer(arrived, &came, PyBUF_WRITABLE)
         try:
             PyObject_GetBuffer(waiting, &waits, PyBUF_WRITABLE)
             try:
-                if counted.len != 8 * <Py_ssize_t> self.state.groups or waits.len != counted.len:
+                if came.len != 8 * <Py_ssize_t> self.state.groups or waits.len != came.len:
                     raise ValueError(f"room for {self.state.groups} groups is needed")
                 for g in range(self.state.groups):
-                    (<double *> waits.buf)[g] -= <double> fs_load_relaxed(&self.state.fed_rows[g])
-                    (<double *> counted.buf)[g] += <double> fs_load_relaxed(&self.state.group_rows[g])
-                    if not asleep:
-                        (<double *> waits.buf)[g] += (
-                            <double> fs_load_relaxed(&self.state.waiting[g]) / self.state.row_bytes)
+                    (<double *> came.buf)[g] += <double> fs_load_relaxed(&self.state.arrived[g])
+                    (<double *> waits.buf)[g] += (<double> fs_load_relaxed(&self.state.waiting[g])
+                                                  - <double> fs_load_relaxed(&self.state.fed_rows[g]))
             finally:
                 PyBuffer_Release(&waits)
         finally:
-            PyBuffer_Release(&counted)
+            PyBuffer_Release(&came)
 
     def watermarks(self):
         """{group: watermark} of the groups that this worker owns and that have one."""

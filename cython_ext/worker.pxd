@@ -67,8 +67,9 @@ cdef struct StreamState:
     uint32_t *session_done        # [max_sessions] in how many groups
     uint64_t *group_rows          # [groups]
     uint64_t *fed_rows            # [groups] of these, rows that were fed; read by Python
-    uint64_t *counting            # [groups] room for a sample
-    uint64_t *waiting             # [groups] bytes in sockets at the last sample; read by Python
+    uint64_t *counting            # [groups] room for a sample, which says:
+    uint64_t *arrived             # [groups] rows that came by socket, read or not; read by Python
+    uint64_t *waiting             # [groups] rows that were not worked off; read by Python
     Sketches *sketches            # the heaviest keys of each group; read by Python
 
 
@@ -153,4 +154,4 @@ cdef struct WorkerState:
     uint64_t loops
     uint64_t barriers
     uint64_t sample_wanted        # Python raises it
-    uint64_t sampled              # as of when `waiting` is
+    uint64_t sampled              # as of when `arrived` and `waiting` are

@@ -26,7 +26,7 @@ from flexstream.cython_ext.progress cimport (
     raise_session, report, send_ack, worker_progress,
 )
 from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free_slots, ring_pop
-from flexstream.cython_ext.sampling cimport sample_if_wanted
+from flexstream.cython_ext.sampling cimport sample_if_wanted, sample_is_wanted
 from flexstream.cython_ext.shared cimport Connection, Move
 from flexstream.cython_ext.worker cimport (
     MAX_QUERIES, SESSION_IS_IDLE, SESSION_LIVE, SESSION_NONE, StreamState, WorkerState,
@@ -262,7 +262,7 @@ cdef int wait_for_events(WorkerState *worker, epoll_event *events, int timeout_m
         return epoll_wait(worker.epoll_fd, events, MAX_EVENTS, 0)
     fs_store_relaxed(&worker.sleeping, 1)
     fs_fence()
-    if orders_wait(worker) or feeds_wait(worker) or fs_load_acquire(&worker.stop_wanted):
+    if orders_wait(worker) or feeds_wait(worker) or fs_load_acquire(&worker.stop_wanted) or sample_is_wanted(worker):
         timeout_ms = 0
     n = epoll_wait(worker.epoll_fd, events, MAX_EVENTS, timeout_ms)
     fs_store_relaxed(&worker.sleeping, 0)

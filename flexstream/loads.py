@@ -1,7 +1,8 @@
 """What each group costs, read from the workers' counters: rows, what waits, and the keys behind them.
 
-Nothing here is on the record path: workers count rows anyway, look at their sockets when they are asked to (at a
-quiescent point), and sketch keys from one row in 64.
+Nothing here is on the record path: workers count rows anyway, sample what their sockets hold when they are asked to,
+at a quiescent point, and sketch keys from one row in 64. Load is what *came* for a group, not what was worked off: a
+worker that the machine kept from running for a while has as much to do as before.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Loads:
         self._totals = np.zeros((0, groups))
         self._batches = 0.0
         self._last_s: float | None = None
-        self.fresh = np.zeros(groups)  # rows since the look before
+        self.fresh = np.zeros(groups)  # rows that came since the look before, worked off or not
         self.fresh_batches = 0.0
         self.waiting = np.zeros(groups)  # rows in sockets, and fed rows that no worker has begun
         self.steady = np.zeros((0, groups))  # rows per stream and group, fading with a half-life of a second
@@ -56,22 +57,32 @@ class Loads:
         """The core of each worker; None: it is not pinned."""
         return [stats["cpu"] if (stats := worker.stats())["pinned"] else None for worker in self._workers]
 
+    def lanes(self) -> int:
+        """How many queues of rows there are: connections, or groups that are fed."""
+        return max(sum(worker.progress()[2] for worker in self._workers), int((self.fresh > 0).sum()))
+
     def want_samples(self) -> None:
         for worker in self._workers:
             worker.want_sample()
 
+    def sampled(self) -> bool:
+        """Whether all workers have done what was wanted."""
+        return all(worker.has_sampled for worker in self._workers)
+
     def look(self, now_s: float) -> None:
-        """Read the counters. What waits in sockets is as of the sample that was wanted before."""
+        """Read the samples."""
         streams = self._streams()
         totals = np.zeros((len(streams), self._groups))
         waiting = np.zeros(self._groups)
         for rows, running in zip(totals, streams, strict=True):
-            for worker, handle in zip(self._workers, running.handles, strict=True):
-                handle.add_load(rows, waiting, worker.asleep)
-            waiting += self._handed.get(running.index, 0.0)  # after what was taken: never less than that
+            for handle in running.handles:
+                handle.add_load(rows, waiting)
+            handed = self._handed.get(running.index, 0.0)  # read after what was taken: never less than that
+            rows += handed
+            waiting += handed
         new = len(streams) - len(self._totals)
         before = np.pad(self._totals, ((0, new), (0, 0)))
-        fresh = totals - before
+        fresh = np.maximum(totals - before, 0.0)  # a group on the move is for a moment at both workers, or at none
         fade = 0.0 if self._last_s is None else 0.5 ** ((now_s - self._last_s) / STEADY_HALF_LIFE_S)
         batches = float(sum(worker.progress()[1] for worker in self._workers))
         self.steady = np.pad(self.steady, ((0, new), (0, 0))) * fade + fresh

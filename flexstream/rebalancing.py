@@ -1,7 +1,7 @@
 """The balancer at work in an engine: looks at the loads, decides, moves groups, and remembers why.
 
-Every look reads counters; every tick asks `nic.balancer.Balancer`. Looks come often while rows flow and cost some
-tens of microseconds; a look that sees the load turn, or a backlog grow on one side, brings the next tick forward.
+Every look reads samples of the workers; every tick asks `nic.balancer.Balancer`. Looks come often while rows flow and
+cost some tens of microseconds; one that sees the load turn, or a backlog grow on one side, hurries the next tick.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flexstream.errors import EngineError, FlexStreamError
 from flexstream.nic.balancer import Balancer, BalancerConfig, Decision, Verdict
-from flexstream.nic.placement_plan import Limits, Plan, group_percent, plan, worker_percent
+from flexstream.nic.placement_plan import Limits, Plan, plan
+from flexstream.rebalance_history import LATENCY_TAIL_S, Entry, Latency, decision_numbers, plan_numbers
+from flexstream.rebalance_watch import LoadSource, Watch, imbalance
 
 log = logging.getLogger("flexstream.rebalance")
 
@@ -29,24 +29,7 @@ CALM_LOOK_S = 0.02
 QUIET_LOOK_S = 0.25  # no rows come
 OFF_LOOK_S = 1.0
 MOVE_TIMEOUT_S = 10.0
-LATENCY_TAIL_S = 0.05  # a marker that a move held up is seen a little after it
 HISTORY = 256
-
-
-class LoadSource(Protocol):
-    """What is read of the workers; `loads.Loads` in an engine."""
-
-    fresh: NDArray[np.float64]
-    fresh_batches: float
-    waiting: NDArray[np.float64]
-    steady: NDArray[np.float64]
-
-    @property
-    def workers(self) -> int: ...
-    def cores(self) -> list[int | None]: ...
-    def want_samples(self) -> None: ...
-    def look(self, now_s: float) -> None: ...
-    def hot(self, placement: Sequence[int]) -> list[dict[str, Any]]: ...
 
 
 class Moves(Protocol):
@@ -57,44 +40,6 @@ class Moves(Protocol):
 
     def move(self, targets: Mapping[int, int], reason: str = ..., timeout: float = ...) -> list[Any]: ...
     def under_way(self) -> list[Any]: ...
-
-
-class Latency(Protocol):
-    def between(self, begin_ns: int, end_ns: int) -> dict[str, Any]: ...
-
-
-@dataclass(eq=False)
-class Entry:
-    """One line of the history: a tick's decision, or what somebody asked for, and what came of it."""
-
-    what: str
-    text: str
-    at: float
-    numbers: dict[str, Any] = field(default_factory=dict)
-    moves: list[Any] = field(default_factory=list)
-    error: str | None = None
-    repeated: int = 1
-    latency: dict[str, Any] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        moved = [move.to_dict() for move in self.moves]
-        return {
-            "at": round(self.at, 3),
-            "what": self.what,
-            "text": self.text,
-            "error": self.error,
-            "repeated": self.repeated,
-            "moved": moved,
-            "took_ms": took_ms(self.moves),
-            "latency": self.latency,
-            **self.numbers,
-        }
-
-
-def took_ms(moves: Iterable[Any]) -> float | None:
-    """From the first step of the first move to the last step of the last."""
-    stamps = [at for move in moves for at in move.steps.values()]
-    return round((max(stamps) - min(stamps)) / 1e6, 3) if stamps else None
 
 
 class Rebalancer(threading.Thread):
@@ -123,16 +68,10 @@ class Rebalancer(threading.Thread):
         self._inactive: frozenset[int] = frozenset()
         self._frozen: frozenset[int] = frozenset()
         self._history: deque[Entry] = deque(maxlen=HISTORY)
-        groups = len(placement())
+        groups = self._groups = len(placement())
         self.balancer = Balancer(groups, config)
         self.auto = auto
-        self._looked_s: float | None = None
-        self._recent = np.zeros(groups)  # rows and growth of the last moments: has the load turned?
-        self._recent_growth = np.zeros(groups)
-        self._waiting = np.zeros(groups)
-        self._since_tick = np.zeros(groups)
-        self._batches_since_tick = 0.0
-        self._level = 0.0  # the imbalance that the last tick knew of
+        self._watch = Watch(loads, groups, clock, self._stopping)
         self._decision: Decision | None = None
 
     # -- the thread
@@ -163,62 +102,23 @@ class Rebalancer(threading.Thread):
             now_s = self._refresh()
             if not self.auto or self._loads.workers == 1:
                 return OFF_LOOK_S
-            self._loads.want_samples()
-            turned = self._has_turned(now_s)
+            if now_s is None:
+                return LOOK_S
+            turned = self._watch.turned(self.balancer, self._placement(), self.limits())
+            if turned:
+                self.balancer.alarm(now_s, forget=True)
             if self.balancer.due(now_s):
                 self._tick(now_s, turned)
-            if not self._recent.sum() + self._waiting.sum() >= 1.0:
+            if self._watch.quiet:
                 return QUIET_LOOK_S
             return LOOK_S if self.balancer.next_at_s - now_s <= 2 * LOOK_S else CALM_LOOK_S
 
-    def _refresh(self) -> float:
-        now_s = self._clock()
-        self._loads.look(now_s)
-        elapsed_s = 0.0 if self._looked_s is None else now_s - self._looked_s
-        fade = 0.5 ** (elapsed_s / self.balancer.config.half_life_s)
-        growth = np.maximum(self._loads.waiting - self._waiting, 0.0)
-        self._recent = self._recent * fade + self._loads.fresh
-        self._recent_growth = self._recent_growth * fade + growth
-        self._since_tick = self._since_tick + self._loads.fresh
-        self._batches_since_tick += self._loads.fresh_batches
-        self._waiting = self._loads.waiting
-        self._looked_s = now_s
-        return now_s
-
-    def _has_turned(self, now_s: float) -> bool:
-        """Whether the last moments are out of balance by more than the last tick knew: then tick now, on them."""
-        limits = self.limits()
-        active = limits.workers - len(limits.inactive)
-        total = float(self._recent.sum() + self._recent_growth.sum())
-        if active < 2 or total < 1.0:
-            return False
-        band = self.balancer.band_percent(total, active)
-        imbalance = self._imbalance(self._recent, self._recent_growth, limits)
-        if imbalance <= self._level + band:
-            self._level = min(self._level, imbalance)
-            return False
-        self._level = imbalance
-        self.balancer.alarm(now_s, forget=True)
-        return True
-
-    def _imbalance(self, rows: NDArray[np.float64], growth: NDArray[np.float64], limits: Limits) -> float:
-        """How far the worst worker is from its share, in percent of it."""
-        small = float(growth.sum()) <= self.balancer.config.accumulation_floor * float(rows.sum())
-        weighed = np.zeros_like(growth) if small else growth
-        active = np.array([worker not in limits.inactive for worker in range(limits.workers)])
-        percent = group_percent(rows, weighed, int(active.sum()), self.balancer.config.weights)
-        if not percent.any():
-            return 0.0
-        placed = worker_percent(percent, np.array(self._placement(), np.int32), limits)
-        return float(np.abs(placed - 100.0 * active).max())
+    def _refresh(self) -> float | None:
+        return self._watch.refresh(self.balancer.config.half_life_s)
 
     def _tick(self, now_s: float, turned: bool) -> None:
-        rows = self._recent if turned else self._since_tick
-        if self._batches_since_tick > 0:
-            self.balancer.rows_come_in(float(self._since_tick.sum()) / self._batches_since_tick)
-        decision = self.balancer.tick(now_s, rows, self._waiting, self._placement(), self.limits())
-        self._since_tick = np.zeros_like(self._since_tick)
-        self._batches_since_tick = 0.0
+        rows = self._watch.take(self.balancer, turned)
+        decision = self.balancer.tick(now_s, rows, self._watch.waiting, self._placement(), self.limits())
         self._decision = decision
         entry = self._note_decision(decision)
         if decision.moves:
@@ -227,19 +127,12 @@ class Rebalancer(threading.Thread):
                 self._carry_out(entry, targets, MOVE_TIMEOUT_S)
             except FlexStreamError as error:
                 log.warning("rebalance_failed", extra={"fields": {"why": error.message, "plan": decision.text}})
-            self._recent_growth = np.zeros_like(self._recent_growth)  # what waited, waits elsewhere now
-            self._level = 0.0
+            self._watch.moved()
 
     def _note_decision(self, decision: Decision) -> Entry:
-        numbers = decision.to_dict()
-        text = numbers.pop("text")
-        for name in ("moves", "at_s", "repeated"):
-            numbers.pop(name)
-        if not math.isfinite(decision.dead_band_percent):
-            numbers["dead_band_percent"] = None  # too few rows for any
+        entry = Entry("tick", decision.text, decision_numbers(decision))
         last = self._history[-1] if self._history else None
-        same = last is not None and last.what == "tick" and last.numbers["verdict"] == numbers["verdict"]
-        entry = Entry("tick", text, time.time(), numbers)
+        same = last is not None and last.what == "tick" and last.numbers["verdict"] == entry.numbers["verdict"]
         if same and last is not None and decision.verdict is not Verdict.MOVE:
             entry.repeated = last.repeated + 1
             self._history[-1] = entry
@@ -265,15 +158,10 @@ class Rebalancer(threading.Thread):
         """On the rows of the last seconds. `spread`: without any, count every group as equal."""
         moving = {move.group for move in self._mover.under_way()}
         limits = Limits(self._loads.workers, inactive=inactive, frozen=self._frozen | moving)
-        rows = self._steady_rows()
+        rows = self._watch.steady_rows()
         if spread and not rows.any():
             rows = np.ones(len(rows))
         return plan(rows, np.zeros(len(rows)), self._placement(), limits)
-
-    def _steady_rows(self) -> NDArray[np.float64]:
-        groups = len(self._recent)
-        rows = self._loads.steady.sum(axis=0) if len(self._loads.steady) else np.zeros(groups)
-        return rows if rows.sum() >= 1.0 else np.zeros(groups)
 
     # -- what people ask for
 
@@ -346,14 +234,14 @@ class Rebalancer(threading.Thread):
     def set_auto(self, on: bool) -> dict[str, Any]:
         with self._acting:
             self.auto = on
-            self._since_tick = np.zeros_like(self._since_tick)
+            self._watch.forget_tick()
             reply = self._do(f"auto {'on' if on else 'off'}", f"automatic moves are {'on' if on else 'off'}", {})
         self._changed.set()
         return reply
 
     def freeze(self, groups: Iterable[int] | None = None, on: bool = True) -> dict[str, Any]:
         """These groups (None: all) stay where they are, whatever the balancer would like; or `on=False`: no more."""
-        every = range(len(self._recent))
+        every = range(self._groups)
         chosen = frozenset(every if groups is None else groups)
         for group in chosen:
             self._check_group(group)
@@ -363,7 +251,7 @@ class Rebalancer(threading.Thread):
             return self._do("freeze" if on else "unfreeze", f"{count} frozen", {})
 
     def _check_group(self, group: int) -> None:
-        last = len(self._recent) - 1
+        last = self._groups - 1
         if not isinstance(group, int) or isinstance(group, bool) or not 0 <= group <= last:
             raise EngineError(f"group {group!r} must be from 0 to {last}", code="bad_group")
 
@@ -376,21 +264,13 @@ class Rebalancer(threading.Thread):
         self, what: str, text: str, targets: Mapping[int, int], numbers: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         rest = {name: value for name, value in (numbers or {}).items() if name != "text"}
-        entry = Entry(what, text, time.time(), rest)
+        entry = Entry(what, text, rest)
         self._history.append(entry)
         if targets:
             self._carry_out(entry, targets)
             time.sleep(LATENCY_TAIL_S)
-        self._measure(entry)
+        entry.measure(self._latency)
         return entry.to_dict()
-
-    def _measure(self, entry: Entry) -> None:
-        stamps = [at for move in entry.moves for at in move.steps.values()]
-        if stamps and entry.latency is None:
-            end_ns = max(stamps) + int(LATENCY_TAIL_S * 1e9)
-            measured = self._latency.between(min(stamps), end_ns)
-            if time.monotonic_ns() > end_ns:
-                entry.latency = measured
 
     # -- what people see
 
@@ -398,7 +278,7 @@ class Rebalancer(threading.Thread):
         """Decisions and orders, the oldest first, each with its numbers and what it moved."""
         entries = list(self._history)[-most:] if most else []
         for entry in entries:
-            self._measure(entry)
+            entry.measure(self._latency)
         return [entry.to_dict() for entry in entries]
 
     def status(self) -> dict[str, Any]:
@@ -408,22 +288,23 @@ class Rebalancer(threading.Thread):
             finally:
                 self._acting.release()
         placement = self._placement()
-        rows = self._steady_rows()
+        rows = self._watch.steady_rows()
         total = float(rows.sum())
         shares = np.bincount(placement, rows, self._loads.workers) / total if total else None
-        waiting = np.bincount(placement, self._waiting, self._loads.workers)
-        limits = self.limits()
+        waiting = np.bincount(placement, self._loads.waiting, self._loads.workers)
         decision = self._decision
         last = next((entry for entry in reversed(self._history) if entry.moves), None)
         if last is not None:
-            self._measure(last)
+            last.measure(self._latency)
         nothing = np.zeros(len(rows))
         return {
             "automatic": self.auto,
             "frozen": sorted(self._frozen),
             "inactive": sorted(self._inactive),
             "split": [],
-            "imbalance_percent": round(self._imbalance(rows, nothing, limits), 1) if total else None,
+            "imbalance_percent": round(imbalance(rows, nothing, placement, self.limits(), self.balancer.config), 1)
+            if total
+            else None,
             "dead_band_percent": round(decision.dead_band_percent, 1)
             if decision is not None and math.isfinite(decision.dead_band_percent)
             else None,
@@ -446,18 +327,3 @@ class Rebalancer(threading.Thread):
                 for worker, core in enumerate(self._loads.cores())
             ],
         }
-
-
-def plan_numbers(made: Plan) -> dict[str, Any]:
-    return {
-        "plan": [{"group": group, "from": source, "to": target} for group, source, target in made.moves],
-        "text": made.text,
-        "reason": str(made.reason),
-        "objective_before": round(made.objective_before, 3),
-        "objective_after": round(made.objective_after, 3),
-        "imbalance_percent": round(made.imbalance_before, 1),
-        "imbalance_percent_after": round(made.imbalance_after, 1),
-        "worker_percent": [round(share, 1) for share in made.worker_percent_before],
-        "worker_percent_after": [round(share, 1) for share in made.worker_percent_after],
-        "hot_groups": list(made.hot_groups),
-    }

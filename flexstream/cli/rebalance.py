@@ -211,9 +211,8 @@ def outcome(entry: dict[str, Any]) -> list[str]:
     if not entry["moved"]:
         return lines
     groups = sorted(move["group"] for move in entry["moved"])
-    lines.append(
-        f"moved {len(groups)} group{'s' if len(groups) > 1 else ''} in {entry['took_ms']:.3g} ms: {_some(groups)}"
-    )
+    count = f"{len(groups)} group{'s' if len(groups) > 1 else ''}"
+    lines.append(f"moved {count} in {entry['took_ms']:.3g} ms: {_some(groups)}")
     latency = entry.get("latency") or {}
     if latency.get("count"):
         p99 = f"p99 latency during the move: {latency['p99_ms']:.3g} ms"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from flexstream.query import Query
-from flexstream.rebalancing import Rebalancer
+    from flexstream.rebalancing import Rebalancer
     from flexstream.state.result_log import ResultLog
     from flexstream.stream import Stream
 

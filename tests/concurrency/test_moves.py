@@ -46,6 +46,7 @@ def make_rows(n: int, seed: int, keys: int = 300) -> np.ndarray:
 @contextmanager
 def serving(workers: int = 2, **options: Any) -> Iterator[fs.Engine]:
     settings: dict[str, Any] = {"groups": GROUPS, "listen": "127.0.0.1:0", "pin": False, "max_sessions": 16}
+    settings["balance"] = "off"  # only what a test moves
     with fs.Engine(workers, **settings | options) as engine:
         for query in QUERIES:
             engine.submit(query)

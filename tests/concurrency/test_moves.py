@@ -148,7 +148,7 @@ def test_a_group_goes_there_and_back_again_while_its_window_is_open(seed: int) -
 def test_late_rows_update_windows_that_fired_on_another_worker(seed: int) -> None:
     query = STREAM.query("late").window(fs.tumbling("100ms"), allowed_lateness="10s").agg(n=fs.count())
     rng = np.random.default_rng(seed)
-    with fs.Engine(2, groups=GROUPS, pin=False) as engine:
+    with fs.Engine(2, groups=GROUPS, pin=False, balance="off") as engine:
         engine.submit(query)
         counts: dict[tuple[int, int], int] = {}
         for step in range(30):

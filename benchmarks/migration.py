@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import inspect
 import mmap
 import subprocess
 import sys
@@ -24,19 +23,13 @@ import numpy as np
 import flexstream as fs
 from benchmarks.harness import CACHE, PROJECT
 from flexstream.cython_ext.worker import now_ns
-from flexstream.nic.balancer import Balancer, BalancerConfig, Limits, plan
+from flexstream.nic.balancer import Limits, plan
 
 SAMPLE_S = 0.05  # Flink samples a task so often,
 BLOCKED_SHARE = 0.1  # and calls it back-pressured from this share of the time on
 SETTLE_S = 20.0
 SAME_REACTION_S = 0.2  # a move that begins so soon after another belongs to the same migration
-OPTIONS = inspect.signature(fs.Engine).parameters
 STEP_KEYS = ("state_update", "table_update", "transfer", "synchronisation")
-
-
-def balance_option(way: str) -> dict[str, Any]:
-    """For fs.Engine: nothing moves before the watch says so."""
-    return {"balance": "off"} if "balance" in OPTIONS else {}
 
 
 class Watch(threading.Thread):
@@ -80,23 +73,11 @@ class Watch(threading.Thread):
 
 
 class Balanced(Watch):
-    """The balancer decides, the engine moves."""
+    """The engine's own balancer decides and moves. Nothing moves before it begins: start the engine without."""
 
     def watch(self) -> None:
-        if "balance" in OPTIONS:
-            self.engine.rebalancer.set_auto(True)  # type: ignore[attr-defined]
-            self._stop_wanted.wait()
-        else:
-            self._tick_by_hand()
-
-    def _tick_by_hand(self) -> None:
-        balancer = Balancer(self.engine.groups, BalancerConfig(max_tick_s=0.02))
-        nothing = np.zeros(self.engine.groups)
-        while not self._stop_wanted.wait(max(0.0, balancer.next_at_s - time.monotonic())):
-            limits = Limits(len(self.engine.workers))
-            decision = balancer.tick(time.monotonic(), self.new_rows(), nothing, self.engine.placement(), limits)
-            if decision.moves:
-                self.engine.move({group: target for group, _, target in decision.moves}, reason="balance")
+        self.engine.rebalancer.set_auto(True)
+        self._stop_wanted.wait()
 
 
 def reaction(history: Any, since_ns: int) -> dict[str, Any]:
@@ -117,6 +98,7 @@ def reaction(history: Any, since_ns: int) -> dict[str, Any]:
         "absorbed_ns": max(move.steps["adopt"] for move in chosen),
         "groups": len({move.group for move in chosen}),
         "moved_keys": sum(move.facts["entries"] for move in chosen),
+        "batches": len({move.steps["flag"] for move in chosen}),
         "later_moves": len(settled) - len(chosen),
         "split": cost_split(chosen),
     }
@@ -173,15 +155,16 @@ class BackPressure:
 class Triggered(Watch):
     """Waits for back-pressure, then migrates once. What happens before the turn is not its business."""
 
-    def __init__(self, engine: fs.Engine, store: Any, shared: Path) -> None:
+    def __init__(self, engine: fs.Engine, store: Any, shared: Path, forced: bool = False) -> None:
         super().__init__(engine)
+        self._least_share = 0.0 if forced else BLOCKED_SHARE
         self.store = store
         self._pressure = BackPressure(shared)
 
     def watch(self) -> None:
         while not self._stop_wanted.wait(SAMPLE_S):
             rows = self.new_rows()
-            if self._pressure.share() < BLOCKED_SHARE or not self._pressure.turned:
+            if self._pressure.share() < self._least_share or not self._pressure.turned:
                 continue
             detected = now_ns()
             nothing = np.zeros(self.engine.groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 import zlib
@@ -107,7 +108,7 @@ def draw(path: Path, title: str, x_name: str, y_name: str, lines: Sequence[Line]
         canvas.text(round(bottom[0]) - 8, HEIGHT - BOTTOM + 8, f"{value:g}")
     for line, color in zip(lines, COLORS, strict=False):
         points = [place(x, y) for x, y in zip(line.x, line.y, strict=True)]
-        for start, end in zip(points, points[1:], strict=False):
+        for start, end in itertools.pairwise(points):
             canvas.line(start, end, color, 2)
     canvas.text(LEFT, 10, title)
     canvas.text(LEFT, HEIGHT - 20, x_name)

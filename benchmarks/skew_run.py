@@ -39,9 +39,10 @@ class Run:
     rate: float
     duration_s: float
     turn_s: float = 1e6
-    groups: int = 128
+    groups: int = 64
     hot_percent: int = 80
     marker_ms: int = 5
+    forced: bool = False  # migrate after the turn without waiting for back-pressure: for tests
 
     def run(self) -> dict[str, Any]:
         """In a process of its own."""
@@ -74,12 +75,12 @@ class Markers:
         return sent[np.argsort(sent[:, 0], kind="stable")]
 
 
-def watch_for(way: str, engine: fs.Engine, store: Any, shared: Path) -> migration.Watch | None:
-    if way == "flexstream":
+def watch_for(run: Run, engine: fs.Engine, store: Any, shared: Path) -> migration.Watch | None:
+    if run.way == "flexstream":
         return migration.Balanced(engine)
-    if way == "fetching":
-        return migration.Fetching(engine, store, shared)
-    return migration.Restarting(engine, store, shared) if way == "restarting" else None
+    if run.way == "fetching":
+        return migration.Fetching(engine, store, shared, run.forced)
+    return migration.Restarting(engine, store, shared, run.forced) if run.way == "restarting" else None
 
 
 def keys_of_fullest_group(frames: skewed_load.KeyedFrames) -> int:
@@ -96,17 +97,20 @@ def execute(run: Run) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as folder,
         fs.Engine([cores.receiver, cores.sender], groups=run.groups, listen="127.0.0.1:0", compile="off",
-                  **migration.balance_option(run.way)) as engine,
+                  balance="off") as engine,
     ):  # fmt: skip
-        engine.submit(skewed_load.costly_query(stream, QUERY))
+        for query in skewed_load.costly_queries(stream, QUERY):
+            engine.submit(query)
         markers = Markers(engine)
         placement = engine.placement()
         if store is not None:
-            states = engine.running()[1][0].states
-            store.install(states, placement, 2 * keys_of_fullest_group(frames), skewed_load.START_MS)
+            states = next(running.states for running in engine.running()[1] if running.query.name == QUERY)
+            if skewed_load.window_of_row(int(run.rate * run.duration_s)) > 0:
+                raise SystemExit("the store has room for one window: choose a shorter run or fewer rows a second")
+            store.install(states, placement, keys_of_fullest_group(frames), skewed_load.START_MS)
         log, shared = Path(folder) / "log", Path(folder) / "shared"
         shared.write_bytes(bytes(32))
-        watch = watch_for(run.way, engine, store, shared)
+        watch = watch_for(run, engine, store, shared)
         process = skewed_load.start_turning(
             (engine.data_address or ("", 0))[1], frames, stream=STREAM, cpu=cores.sender, duration_s=run.duration_s,
             rate=run.rate, hot=[worker == 0 for worker in placement] if run.rate else None, turn_s=run.turn_s,

@@ -7,14 +7,15 @@ replaced, through `Query.kernel`. A cell holds one key of one window; a table be
 Fetching (after Meces): a group's rows go to the new worker at once; there every row locks its key's cell, and a key
 that is not here yet is fetched from the old worker's table under that key's lock. The old worker hands over what
 nobody asks for, a bin of keys between two batches, also key by key under locks. Both locks are spin locks of one
-word, and a fetch is a copy in memory: no message, no network. Tables never grow: there is room from the start.
+word, and a fetch is a copy in memory: no message, no network. Tables never grow: there is room from the start, in memory that is there.
 
 Snapshot: workers stop at the next batch, all cells go to a file, new tables are filled from it, workers go on.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport FILE, fclose, fopen, fread, fwrite
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
 
 from flexstream.cython_ext.includes.native cimport fs_count, fs_i64, fs_load_acquire, fs_now_ns, fs_store_release
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_WAIT, Context, PaneSet, Query, Step
@@ -52,7 +53,6 @@ cdef struct Cell:
     uint64_t count
     uint32_t lock
     uint32_t state
-    uint64_t spare
 
 
 cdef struct Table:
@@ -82,12 +82,10 @@ cdef struct Store:
     uint64_t handed[MAX_WORKERS]
     uint64_t conflicts[MAX_WORKERS]
     uint64_t n_fetching           # groups under way
+    Table **spares
+    uint32_t n_spares
 
 cdef Store store
-
-
-cdef inline uint64_t tag_of(int64_t time, uint64_t key, const Query *query) noexcept nogil:
-    return (<uint64_t> (time // query.pane - store.first_window + 1) << 40) | (key + 1)
 
 
 cdef inline Cell *find(Table *table, uint64_t tag) noexcept nogil:
@@ -187,6 +185,9 @@ cdef Step store_kernel(Query *query, Context *context, PaneSet *panes, const uns
     cdef Cell *cell
     cdef const unsigned char *row
     cdef uint64_t old
+    cdef uint64_t window = 0
+    cdef int64_t start = 0
+    cdef int64_t time
     cdef uint32_t m, i
     context.done = 0
     if fs_load_acquire(&store.paused):
@@ -196,8 +197,11 @@ cdef Step store_kernel(Query *query, Context *context, PaneSet *panes, const uns
     old = fs_load_acquire(&group.fetching)
     for i in range(m):
         row = rows + <size_t> context.scratch.selected[i] * query.row_bytes
-        cell = find(table, tag_of(fs_i64(row + query.time_offset), <uint64_t> fs_i64(row + query.layout.key[0].offset),
-                                  query))
+        time = fs_i64(row + query.time_offset)
+        if window == 0 or time < start or time >= start + query.pane:
+            start = time // query.pane * query.pane
+            window = <uint64_t> (start // query.pane - store.first_window + 1) << 40
+        cell = find(table, window | (<uint64_t> fs_i64(row + query.layout.key[0].offset) + 1))
         if old == 0 or old == worker + 1:
             cell.count += 1
             continue
@@ -216,14 +220,24 @@ cdef Step store_kernel(Query *query, Context *context, PaneSet *panes, const uns
 
 
 cdef Table *new_table() except NULL:
+    """Empty, and its memory is there: no page is missing when rows come."""
     cdef Table *table = <Table *> calloc(1, sizeof(Table))
     if table == NULL:
         raise MemoryError("no memory for a table")
-    table.cells = <Cell *> calloc(store.capacity, sizeof(Cell))
+    table.cells = <Cell *> malloc(store.capacity * sizeof(Cell))
     if table.cells == NULL:
         raise MemoryError("no memory for a table's cells")
+    memset(table.cells, 0, store.capacity * sizeof(Cell))
     table.mask = store.capacity - 1
     return table
+
+
+cdef Table *spare_table() except NULL:
+    """One of those that were made beforehand, as long as there are any."""
+    if store.n_spares == 0:
+        return new_table()
+    store.n_spares -= 1
+    return store.spares[store.n_spares]
 
 
 cdef void free_table(Table *table) noexcept:
@@ -232,19 +246,27 @@ cdef void free_table(Table *table) noexcept:
         free(table)
 
 
-def install(list states, list placement, uint64_t keys_per_group, int64_t first_time):
-    """Count in the store from now on: once per process, before the first row. `states`: a QueryState per worker."""
+def install(list states, list placement, uint64_t cells_per_group, int64_t first_time):
+    """Count in the store from now on: once per process, before the first row. `states`: a QueryState per worker.
+
+    `cells_per_group`: the most keys of a group, times the windows of the run; more would never find a cell.
+    """
     cdef QueryState state
     if store.group != NULL:
         raise RuntimeError("the store is installed already: use a process of its own for each run")
     store.groups = len(placement)
     store.workers = len(states)
     store.capacity = 1024
-    while store.capacity < 4 * keys_per_group:
+    while store.capacity < 2 * cells_per_group:
         store.capacity *= 2
     store.group = <Group *> calloc(store.groups, sizeof(Group))
+    store.spares = <Table **> calloc(store.groups, sizeof(Table *))
+    if store.group == NULL or store.spares == NULL:
+        raise MemoryError("no memory for the store")
     for g, worker in enumerate(placement):
         store.group[<int> g].table[<int> worker] = new_table()
+        store.spares[<int> g] = new_table()
+    store.n_spares = store.groups
     for w, one in enumerate(states):
         state = one
         store.query[<int> w] = state.query
@@ -259,7 +281,7 @@ def begin_fetching(moves):
         group = &store.group[<int> g]
         if group.fetching:
             raise RuntimeError(f"group {g} is on its way already")
-        group.table[<int> new] = new_table()
+        group.table[<int> new] = spare_table()
         group.old = group.table[<int> old]
         group.old.at = 0
         group.finished_ns = 0
@@ -330,7 +352,7 @@ def restore(str path, list placement, list before):
         for w in range(store.workers):
             free_table(store.group[g].table[w])
             store.group[g].table[w] = NULL
-        table = new_table()
+        table = spare_table()
         store.group[g].table[<int> placement[g]] = table
         store.group[g].table[<int> before[g]] = table
     while fread(record, sizeof(record), 1, file) == 1:

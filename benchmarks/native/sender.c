@@ -117,6 +117,14 @@ static size_t add_tail(struct frame *frame, size_t size, uint8_t type, int64_t v
     return size + sizeof tail;
 }
 
+static void wait_until(int64_t due_ns)
+{
+    for (int64_t left; (left = due_ns - now_ns()) > 0;) {
+        struct timespec nap = {0, left > 200000 ? 100000 : 1000};
+        nanosleep(&nap, NULL);
+    }
+}
+
 int main(int argc, char **argv)
 {
     int port = number(argc, argv, "--port", 0), groups = number(argc, argv, "--groups", 128);

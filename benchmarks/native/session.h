@@ -119,12 +119,4 @@ static void end_session(int groups)
         continue;
 }
 
-static void wait_until(int64_t due_ns)
-{
-    for (int64_t left; (left = due_ns - now_ns()) > 0;) {
-        struct timespec nap = {0, left > 200000 ? 100000 : 1000};
-        nanosleep(&nap, NULL);
-    }
-}
-
 #endif

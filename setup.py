@@ -1,7 +1,7 @@
 """The Cython extensions. Everything else about the package is in pyproject.toml.
 
 Switches (environment): FLEXSTREAM_DEBUG=1, FLEXSTREAM_SANITIZE=thread|address, FLEXSTREAM_ANNOTATE=1,
-FLEXSTREAM_EXT=name,name to build only some extensions.
+FLEXSTREAM_EXT=name,name to build only some extensions, FLEXSTREAM_NO_MOVES=1 for benchmarks.statecost.
 """
 
 import os
@@ -19,6 +19,8 @@ only = [name for name in os.environ.get("FLEXSTREAM_EXT", "").split(",") if name
 compile_args = ["-std=gnu11", "-march=x86-64-v2", "-pthread", "-Wall", "-Wno-unused-function"]
 compile_args += ["-O1", "-g"] if debug or sanitize else ["-O3"]
 link_args = ["-pthread"]
+if os.environ.get("FLEXSTREAM_NO_MOVES") == "1":
+    compile_args += ["-DFS_NO_MOVES"]
 if sanitize:
     compile_args += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"]
     link_args += [f"-fsanitize={sanitize}"]

@@ -190,7 +190,7 @@ def bytes_through(pair: Pair, cores: Cores, folder: Path, size: int, pairs: int,
 def serve(nic: str, listen: str, cores: Cores, folder: Path) -> dict[str, Any]:
     os.environ["FLEXSTREAM_NIC_DIR"] = str(folder)
     workers = sorted({cores.sender, cores.receiver})
-    with fs.Engine(workers, groups=GROUPS, listen=listen, nic=nic, token=TOKEN) as engine:
+    with fs.Engine(workers, groups=GROUPS, listen=listen, nic=nic, token=TOKEN, balance="off") as engine:
         engine.add(STREAM)
         say((engine.data_address or ("", 0))[1])
         heard()

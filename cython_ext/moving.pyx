@@ -9,6 +9,7 @@ from flexstream.cython_ext.dense cimport dense_settle_all
 from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, epoll_event, errno, send, write,
 )
+from flexstream.cython_ext.includes.moves cimport FS_MOVES
 from flexstream.cython_ext.includes.native cimport (
     fs_count, fs_fence, fs_fetch_sub, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
 )
@@ -60,7 +61,10 @@ cdef uint64_t ring_room(WorkerState *worker, uint32_t target) noexcept nogil:
 
 cdef void quiescent(WorkerState *worker) noexcept nogil:
     """Nothing that was read from the flags before is in use any more."""
-    cdef Flags *flags = <Flags *> <void *> fs_load_acquire(&worker.shared.flags)
+    cdef Flags *flags
+    if not FS_MOVES:
+        return
+    flags = <Flags *> <void *> fs_load_acquire(&worker.shared.flags)
     if flags != worker.flags:
         worker.flags = flags
         fs_store_release(&worker.seen, flags.version)
@@ -370,6 +374,8 @@ cdef bint read_peer(WorkerState *worker) noexcept nogil:
 
 cdef bint peers_wait(WorkerState *worker) noexcept nogil:
     cdef uint32_t w
+    if not FS_MOVES:
+        return False
     for w in range(worker.shared.n_workers):
         if w != worker.index and not ring_empty(ring_from(worker, w)):
             return True

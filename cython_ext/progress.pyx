@@ -11,6 +11,7 @@ from flexstream.cython_ext.firing cimport query_fire
 from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_DEL, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, send,
 )
+from flexstream.cython_ext.includes.moves cimport FS_MOVES
 from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_relaxed, fs_store_release
 from flexstream.cython_ext.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_DONE
 from flexstream.cython_ext.panes cimport (
@@ -18,6 +19,7 @@ from flexstream.cython_ext.panes cimport (
 )
 from flexstream.cython_ext.ring cimport Message, ring_push
 from flexstream.cython_ext.shared cimport Connection
+from flexstream.cython_ext.sketch cimport sketch_rows
 from flexstream.cython_ext.splitting cimport contribute
 from flexstream.cython_ext.worker cimport (
     SESSION_IS_IDLE, SESSION_LIVE, Advance, Item, StreamState, WorkerState,
@@ -117,6 +119,8 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
         for i in range(stream.n_queries):
             revise |= stream.queries[i].sets[item.group].dirty
         account(worker, stream, n, item.rejected)
+        if FS_MOVES:
+            sketch_rows(stream.sketches, item.group, rows, n, stream.row_bytes)
         item.done += n
         item.next_query = 0
     if revise:
@@ -168,8 +172,8 @@ cdef void begin_revision(WorkerState *worker, StreamState *stream, uint32_t grou
 
 cdef bint owed(WorkerState *worker, uint32_t group) noexcept nogil:
     """Whether somebody else may still have rows of the group: then nothing of it fires."""
-    return worker.flags.flag[group] and (worker.awaiting[group]
-                                         or fs_load_acquire(&worker.shared.counter[group]) != 0)
+    return FS_MOVES and worker.flags.flag[group] and (worker.awaiting[group]
+                                                      or fs_load_acquire(&worker.shared.counter[group]) != 0)
 
 
 cdef void count_ends(StreamState *stream, uint32_t group) noexcept nogil:

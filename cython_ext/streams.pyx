@@ -1,5 +1,6 @@
 """See streams.pxd."""
 
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
@@ -7,6 +8,7 @@ from flexstream.cython_ext.includes.native cimport fs_load_relaxed
 from flexstream.cython_ext.murmur3 cimport KeyHasher
 from flexstream.cython_ext.program cimport BATCH
 from flexstream.cython_ext.shared cimport Connection
+from flexstream.cython_ext.sketch cimport KeySketch
 from flexstream.cython_ext.worker cimport StreamState
 
 
@@ -50,6 +52,12 @@ cdef class StreamHandle:
         self.state.session_done = <uint32_t *> zeroed(max_sessions * 4)
         self.state.seen_ns = <uint64_t *> zeroed(max_sessions * 8)
         self.state.group_rows = <uint64_t *> zeroed(groups * 8)
+        self.state.fed_rows = <uint64_t *> zeroed(groups * 8)
+        self.state.counting = <uint64_t *> zeroed(groups * 8)
+        self.state.arrived = <uint64_t *> zeroed(groups * 8)
+        self.state.waiting = <uint64_t *> zeroed(groups * 8)
+        self.keys = KeySketch(stream, groups, worker + 1)
+        self.state.sketches = &self.keys.sketches
         for g in range(groups):
             self.state.watermark[g] = INT64_MIN
             if placement[g] == worker:
@@ -73,6 +81,10 @@ cdef class StreamHandle:
             free(self.state.session_done)
             free(self.state.seen_ns)
             free(self.state.group_rows)
+            free(self.state.fed_rows)
+            free(self.state.counting)
+            free(self.state.arrived)
+            free(self.state.waiting)
             free(self.state)
 
     def counters(self):
@@ -84,6 +96,26 @@ cdef class StreamHandle:
             "rejected": fs_load_relaxed(&self.state.rejected),
             "groups": [fs_load_relaxed(&self.state.group_rows[g]) for g in range(self.state.groups)],
         }
+
+    def add_load(self, arrived, waiting):
+        """Add the last sample to arrays of doubles, one per group: rows that came by socket; rows that wait, less
+        those that were fed and have been taken (what was fed, the caller knows)."""
+        cdef uint32_t g
+        cdef Py_buffer came, waits
+        PyObject_GetBuffer(arrived, &came, PyBUF_WRITABLE)
+        try:
+            PyObject_GetBuffer(waiting, &waits, PyBUF_WRITABLE)
+            try:
+                if came.len != 8 * <Py_ssize_t> self.state.groups or waits.len != came.len:
+                    raise ValueError(f"room for {self.state.groups} groups is needed")
+                for g in range(self.state.groups):
+                    (<double *> came.buf)[g] += <double> fs_load_relaxed(&self.state.arrived[g])
+                    (<double *> waits.buf)[g] += (<double> fs_load_relaxed(&self.state.waiting[g])
+                                                  - <double> fs_load_relaxed(&self.state.fed_rows[g]))
+            finally:
+                PyBuffer_Release(&waits)
+        finally:
+            PyBuffer_Release(&came)
 
     def watermarks(self):
         """{group: watermark} of the groups that this worker owns and that have one."""

@@ -26,6 +26,7 @@ from flexstream.cython_ext.panes cimport Context, Query
 from flexstream.cython_ext.program cimport Scratch
 from flexstream.cython_ext.ring cimport Message, Ring
 from flexstream.cython_ext.shared cimport Connection, Flags, Loan, Move, Share, Shared
+from flexstream.cython_ext.sketch cimport Sketches
 
 cdef enum:
     MAX_STREAMS = 64
@@ -69,6 +70,11 @@ cdef struct StreamState:
     uint32_t n_done               # sessions with ends that were not reported yet
     uint32_t *session_done        # [max_sessions] in how many groups
     uint64_t *group_rows          # [groups]
+    uint64_t *fed_rows            # [groups] of these, rows that were fed; read by Python
+    uint64_t *counting            # [groups] room for a sample, which says:
+    uint64_t *arrived             # [groups] rows that came by socket, read or not; read by Python
+    uint64_t *waiting             # [groups] rows that were not worked off; read by Python
+    Sketches *sketches            # the heaviest keys of each group; read by Python
 
 
 cdef struct Item:                 # the rows being worked on
@@ -153,3 +159,5 @@ cdef struct WorkerState:
     uint64_t cpu_ns
     uint64_t loops
     uint64_t barriers
+    uint64_t sample_wanted        # Python raises it
+    uint64_t sampled              # as of when `arrived` and `waiting` are

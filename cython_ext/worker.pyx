@@ -190,7 +190,6 @@ cdef class Worker:
         self.push(&self.state.feeds, &message)
 
     cdef push(self, Ring *ring, Message *message):
-        cdef uint64_t one = 1
         cdef bint pushed = False
         while True:
             with self.lock:
@@ -201,6 +200,10 @@ cdef class Worker:
                 raise RuntimeError(f"worker {self.index} has ended")
             with nogil:
                 poll(NULL, 0, 1)
+        self.wake()
+
+    cdef wake(self):
+        cdef uint64_t one = 1
         fs_fence()
         if fs_load_relaxed(&self.state.sleeping):
             if write(self.state.wake_fd, &one, 8) < 0:
@@ -412,6 +415,22 @@ cdef class Worker:
         return item
 
     # -- facts
+
+    def want_sample(self):
+        """What came and what waits, per group, as soon as the worker gets to it: see sampling.pxd. For one thread."""
+        fs_store_release(&self.state.sample_wanted, self.state.sample_wanted + 1)
+        self.wake()
+
+    @property
+    def has_sampled(self):
+        """It has done so since it was last wanted, or never will."""
+        return fs_load_acquire(&self.state.sampled) == self.state.sample_wanted or self.ended
+
+    def progress(self):
+        """(rows, batches that they came in, connections) so far."""
+        return (fs_load_relaxed(&self.state.rows),
+                fs_load_relaxed(&self.state.receive_calls) + fs_load_relaxed(&self.state.fed),
+                fs_load_relaxed(&self.state.n_connections))
 
     def stats(self):
         cdef WorkerState *state = self.state

@@ -27,6 +27,7 @@ from flexstream.cython_ext.progress cimport (
     raise_session, report, send_ack, worker_progress,
 )
 from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free_slots, ring_pop
+from flexstream.cython_ext.sampling cimport sample_if_wanted, sample_is_wanted
 from flexstream.cython_ext.shared cimport Connection, Loan, Move
 from flexstream.cython_ext.splitting cimport absorb_share, give_back, lend
 from flexstream.cython_ext.worker cimport (
@@ -135,6 +136,7 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
     if order.kind == FEED:
         hear(worker, stream, order.slot, now)
         worker.feeding = True
+        fs_count(&stream.fed_rows[order.group], order.n)
         begin_rows(worker, stream, order.group, <const unsigned char *> order.ptr, order.n)
     elif order.kind == SESSION_WATERMARK or order.kind == SESSION_END:
         hear(worker, stream, order.slot, now)
@@ -276,7 +278,7 @@ cdef int wait_for_events(WorkerState *worker, epoll_event *events, int timeout_m
         return epoll_wait(worker.epoll_fd, events, MAX_EVENTS, 0)
     fs_store_relaxed(&worker.sleeping, 1)
     fs_fence()
-    if orders_wait(worker) or feeds_wait(worker) or fs_load_acquire(&worker.stop_wanted):
+    if orders_wait(worker) or feeds_wait(worker) or fs_load_acquire(&worker.stop_wanted) or sample_is_wanted(worker):
         timeout_ms = 0
     n = epoll_wait(worker.epoll_fd, events, MAX_EVENTS, timeout_ms)
     fs_store_relaxed(&worker.sleeping, 0)
@@ -395,6 +397,7 @@ cdef int run_sockets(WorkerState *worker, epoll_event *events, int n, uint64_t n
             return -1
         served += 1
         quiescent(worker)
+        sample_if_wanted(worker)
         if orders_wait(worker):
             break               # an order may take a socket away; what was not served now is reported again
     return served
@@ -435,6 +438,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
     while worker.stopping != 2:
         fs_count(&worker.loops, 1)
         push_limbo(worker)
+        sample_if_wanted(worker)
         begin_stop(worker, now)
         # An unfinished item comes first: until it is done no socket is read and no order taken.
         if work_off(worker) == STEP_WAIT or ring_free_slots(&worker.out) < RING_RESERVE:

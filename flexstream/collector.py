@@ -36,11 +36,24 @@ class Known(Protocol):
     def without(self, data: bytes) -> bytes: ...
 
 
+def _percentiles(values: Any) -> dict[str, Any]:
+    if not len(values):
+        return {"count": 0, "p50_ms": None, "p99_ms": None, "max_ms": None}
+    p50, p99 = np.percentile(values, [50, 99]) / 1e6
+    return {
+        "count": len(values),
+        "p50_ms": round(float(p50), 3),
+        "p99_ms": round(float(p99), 3),
+        "max_ms": round(int(values.max()) / 1e6, 3),
+    }
+
+
 class Latencies:
     """Marker latencies: the last 100,000, for percentiles."""
 
     def __init__(self) -> None:
         self._kept: deque[int] = deque(maxlen=LATENCIES_KEPT)
+        self._at: deque[int] = deque(maxlen=LATENCIES_KEPT)  # when each was seen, CLOCK_MONOTONIC
         self._lock = threading.Lock()
         self.count = 0
         self.max_ns = 0
@@ -48,21 +61,25 @@ class Latencies:
     def add(self, ns: int) -> None:
         with self._lock:
             self._kept.append(ns)
+            self._at.append(time.monotonic_ns())
             self.count += 1
             self.max_ns = max(self.max_ns, ns)
 
     def summary(self) -> dict[str, Any]:
         with self._lock:
             values = np.fromiter(self._kept, np.int64, len(self._kept))
-        if not len(values):
-            return {"count": 0, "p50_ms": None, "p99_ms": None, "max_ms": None}
-        p50, p99 = np.percentile(values, [50, 99]) / 1e6
-        return {
-            "count": self.count,
-            "p50_ms": round(float(p50), 3),
-            "p99_ms": round(float(p99), 3),
-            "max_ms": round(self.max_ns / 1e6, 3),
-        }
+        summed = _percentiles(values)
+        if summed["count"]:
+            summed |= {"count": self.count, "max_ms": round(self.max_ns / 1e6, 3)}
+        return summed
+
+    def between(self, begin_ns: int, end_ns: int) -> dict[str, Any]:
+        """Of the markers that were seen in that time (CLOCK_MONOTONIC) and are still kept."""
+        with self._lock:
+            at = np.fromiter(self._at, np.int64, len(self._at))
+            values = np.fromiter(self._kept, np.int64, len(self._kept))
+        first, last = np.searchsorted(at, [begin_ns, end_ns + 1])
+        return _percentiles(values[first:last])
 
 
 class Feed:

@@ -50,6 +50,7 @@ class Config:
     frame_bytes: int
     state_memory_bytes: int | None
     compile: str
+    balance: str
     idle_timeout_s: float
     session_timeout_s: float
     hello_timeout_s: float
@@ -74,7 +75,7 @@ class Config:
         names = (
             "workers groups data_dir nic pin busy_poll frame_bytes idle_timeout_s session_timeout_s"
             " hello_timeout_s max_pending_hello max_sessions expected_producers retention_bytes"
-            " retention_s token compile stage_limit_bytes stage_timeout_s"
+            " retention_s token compile stage_limit_bytes stage_timeout_s balance"
         )
         arguments = {name: getattr(self, name) for name in names.split()}
         arguments["listen"] = join_address(*self.data)
@@ -286,6 +287,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("frame_bytes", _frame_bytes, 32768, "size of a receive block, and of a frame"),
         Setting("state_memory_bytes", _optional(_size), None, "bound on window state"),
         Setting("compile", _choice("auto", "off", "require"), "auto", "queries to native code: auto, off or require"),
+        Setting("balance", _choice("auto", "off"), "auto", "groups move to where there is room: auto or off"),
         Setting("idle_timeout_s", _seconds, 30.0, "after this long a silent producer stops holding windows"),
         Setting("session_timeout_s", _seconds, 60.0, "how long a broken producer may take to come back"),
         Setting("hello_timeout_s", _seconds, 5.0, "how long a connection may take to say HELLO"),

@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from flexstream.acceptor import Acceptor
 from flexstream.collector import Collector, Feed
 from flexstream.cython_ext.allocator import Allocator
@@ -28,17 +26,19 @@ from flexstream.cython_ext.lowering import lower
 from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd
-from flexstream.engine_options import check_sizes, data_address, worker_cores
-from flexstream.engine_status import engine_status, open_windows
+from flexstream.engine_options import balances, check_sizes, data_address, worker_cores
+from flexstream.engine_status import engine_status, group_rows, open_windows
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
+from flexstream.loads import Loads
 from flexstream.moving import GroupMove, Mover
 from flexstream.nic_service import NicService
 from flexstream.optimise import optimise
 from flexstream.pings import Pings
 from flexstream.query import Query
 from flexstream.reading import read_log
+from flexstream.rebalancing import Rebalancer
 from flexstream.result_rows import LateRows, ResultRows
 from flexstream.running import RunningQuery, RunningStream
 from flexstream.session_clock import SessionClock
@@ -65,6 +65,8 @@ class Engine:
     threads to the scheduler. expected_producers: nothing fires before so many have registered. compile: "auto"
     compiles queries to native code in the background, "off" does not, "require" makes submit() wait and raise.
     stage_limit_bytes, stage_timeout_s: bound on staged rows, and on how long they wait for a commit.
+    balance: "auto" moves groups between workers as their load asks for it, "off" only when told to (default: auto
+    with several workers).
 
     All methods are thread-safe. Raises EngineError: cores that do not exist, ports in use, unknown names.
     """
@@ -93,8 +95,10 @@ class Engine:
         compile: str = "auto",
         stage_limit_bytes: int | None = None,
         stage_timeout_s: float = DEFAULT_TIMEOUT_S,
+        balance: str | None = None,
     ) -> None:
         cpus = worker_cores(workers)
+        auto = balances(balance, len(cpus))
         check_sizes(groups, frame_bytes, max_sessions, nic, compile, state_memory_bytes // len(cpus))
         self.groups = groups
         self.frame_bytes = frame_bytes
@@ -156,6 +160,8 @@ class Engine:
             },
         )
         self.staging = Staging(self, self._feeder, self._barrier, self._data_dir, stage_limit_bytes, stage_timeout_s)
+        loads = Loads(self.workers, groups, lambda: list(self._by_index), self._feeder.handed)
+        self.rebalancer = Rebalancer(loads, self.mover, self.placement, self.collector.latencies, auto=auto)
         for worker in self.workers:
             worker.start()
         self.collector.start()
@@ -164,6 +170,7 @@ class Engine:
         self.nic.start()
         self._session_clock = SessionClock(self.workers, self._by_index, idle_timeout_s, session_timeout_s)
         self._session_clock.start()
+        self.rebalancer.start()
 
     # -- streams and queries
 
@@ -394,11 +401,7 @@ class Engine:
         return engine_status(self)
 
     def _group_rows(self) -> list[int]:
-        totals = np.zeros(self.groups, np.int64)
-        for running in list(self._by_index):
-            for handle in running.handles:
-                totals += np.array(handle.counters()["groups"], np.int64)
-        return [int(n) for n in totals]
+        return group_rows(list(self._by_index), self.groups)
 
     # -- life
 
@@ -417,6 +420,7 @@ class Engine:
             self._acceptor.stop_accepting()
         self.staging.stop(deadline)
         self._session_clock.stop()
+        self.rebalancer.stop()
         self.mover.stop()
         self.nic.stop()
         for worker in self.workers:
@@ -436,6 +440,7 @@ class Engine:
             self._acceptor.stop()
         self.nic.close()
         self._session_clock.join(timeout=2)
+        self.rebalancer.join(timeout=2)
         windows = open_windows(self._queries.values())
         if self.collector.is_alive():  # a callback that does not return: leave it what it may still use
             self.state = "failed"

@@ -25,6 +25,13 @@ def worker_cores(workers: int | list[int]) -> list[int]:
     return list(workers)
 
 
+def balances(balance: str | None, workers: int) -> bool:
+    """Whether groups move by themselves. Without a word: when there are several workers to move them between."""
+    if balance not in (None, "auto", "off"):
+        raise EngineError(f"balance={balance!r} must be auto or off", code="bad_balance")
+    return workers > 1 if balance is None else balance == "auto"
+
+
 def data_address(listen: str, token: str | None) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")

@@ -26,6 +26,7 @@ def engine_status(engine: Engine) -> dict[str, Any]:
         "state": "failed" if engine.collector.failure is not None else engine.state,
         "nic": engine.nic.status(),
         "placement": engine.placement(),
+        "rebalance": engine.rebalancer.status(),
         "workers": [{name: value for name, value in w.items() if name not in _PRIVATE} for w in workers],
         "streams": {
             running.stream.name: stream_status(running, *engine.staging.counts(running.stream.name))
@@ -130,3 +131,9 @@ def open_windows(queries: Iterable[RunningQuery]) -> list[dict[str, Any]]:
                 {"query": running.query.name, "groups": len(ends), "first_end": min(ends), "last_end": max(ends)}
             )
     return found
+
+
+def group_rows(streams: Iterable[RunningStream], groups: int) -> list[int]:
+    """Rows received per group, over all streams."""
+    counts = [handle.counters()["groups"] for running in streams for handle in running.handles]
+    return [sum(of_group) for of_group in zip(*counts, strict=True)] or [0] * groups

@@ -41,6 +41,7 @@ class Feeder:
         self._routing = routing
         self._check_alive = check_alive
         self._lock = threading.Lock()
+        self.handed: dict[int, Any] = {}  # stream -> rows per group that workers were given, so far
         self._lives = 0  # a session that ended does not come back: the next has a later epoch
         self._in_flight: list[tuple[Any, int, Any, int]] = []  # worker, ticket, buffer, bytes
 
@@ -114,6 +115,7 @@ class Feeder:
         with self._routing:
             worker = self._workers[self._placement.owner(group)]
             self._in_flight.append((worker, worker.next_ticket, piece, size))
+            self.handed.setdefault(stream, np.zeros(self._groups))[group] += len(piece) // row_bytes
             return worker, worker.feed(stream, group, slot, piece, row_bytes)
 
     def _feed_mixed(self, running: RunningStream, slot: int, flat: Any) -> None:

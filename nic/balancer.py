@@ -169,8 +169,15 @@ class Balancer:
     def due(self, now_s: float) -> bool:
         return now_s >= self.next_at_s
 
-    def alarm(self, now_s: float) -> None:
-        """Something looks wrong (a backlog grows): tick as soon as the shortest tick allows."""
+    def alarm(self, now_s: float, *, forget: bool = False) -> None:
+        """Something looks wrong (a backlog grows): tick as soon as the shortest tick allows.
+
+        `forget`: the load has turned, and what was counted before says nothing about it any more.
+        """
+        if forget:
+            self._rows = np.zeros_like(self._rows)
+            self._growth = np.zeros_like(self._growth)
+            self._candidate = None
         self._interval_s = self.config.min_tick_s
         earliest = now_s if self._last_s is None else max(now_s, self._last_s + self.config.min_tick_s)
         self.next_at_s = min(self.next_at_s, earliest)
@@ -196,7 +203,8 @@ class Balancer:
         effective = self._effective(now_s, placement, limits)
         weighed = self._signal(self._rows, self._growth)
         made = plan(self._rows, weighed, placement, effective, weights=self.config.weights, seed=self._seed)
-        band = max(self.config.dead_band_percent, self._noise_percent(limits))
+        total = float(self._rows.sum() + self._growth.sum())
+        band = self.band_percent(total, limits.workers - len(limits.inactive))
         verdict, text, chosen = self._judge(now_s, made, band, limits, (counted, growth))
         self._schedule(now_s, verdict)
         if verdict is Verdict.MOVE:
@@ -225,13 +233,17 @@ class Balancer:
         small = float(growth.sum()) <= self.config.accumulation_floor * float(rows.sum())
         return np.zeros_like(growth) if small else growth
 
-    def _noise_percent(self, limits: Limits) -> float:
-        """How far a worker may seem out by chance alone: counts of independent batches, several sigmas."""
-        total = float(self._rows.sum() + self._growth.sum())
-        active = limits.workers - len(limits.inactive)
-        if total <= 0.0:
+    def rows_come_in(self, rows_per_batch: float) -> None:
+        """So many rows arrive as one: counts are that much rougher."""
+        self.config = replace(self.config, rows_per_batch=max(1.0, rows_per_batch))
+
+    def band_percent(self, rows: float, active: int) -> float:
+        """The dead band for so many counted rows: how far a worker may seem out by chance alone (counts of
+        independent batches, several sigmas), and never less than the configured one."""
+        if rows <= 0.0:
             return math.inf
-        return self.config.noise_sigmas * SHARE * math.sqrt(active * self.config.rows_per_batch / total)
+        noise = self.config.noise_sigmas * SHARE * math.sqrt(active * self.config.rows_per_batch / rows)
+        return max(self.config.dead_band_percent, noise)
 
     def _effective(self, now_s: float, placement: Sequence[int], limits: Limits) -> Limits:
         """The caller's limits, with what moved a moment ago frozen, except on workers that are to be emptied."""

@@ -10,19 +10,11 @@
  *          [--marker-ms n] [--token text] [--producer uuid]
  */
 #define _GNU_SOURCE
-#include "process.h"
-#include "wire.h"
+#include "session.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <nmmintrin.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/time.h>
-#include <unistd.h>
 
-enum { MAX_GROUPS = 4096, TAIL_BYTES = 2 * HEADER_BYTES, CHAINS = 3, PATIENCE_S = 60 };
+enum { TAIL_BYTES = 2 * HEADER_BYTES, CHAINS = 3 };
 
 /* One frame in memory: header, payload, and room for a watermark and a marker behind it, so that it is one send. */
 struct frame {
@@ -34,76 +26,8 @@ struct frame {
 
 static struct frame *frames;
 static size_t frame_count;
-static int sockets[MAX_GROUPS], control;
-static uint64_t next_row[MAX_GROUPS], sent_frames[MAX_GROUPS];
+static uint64_t sent_frames[MAX_GROUPS];
 static int64_t row_bytes, time_offset, time_delta, first_time = INT64_MAX;
-
-static void receive_all(int fd, void *data, size_t size)
-{
-    for (char *at = data; size > 0;) {
-        ssize_t got = recv(fd, at, size, 0);
-        if (got <= 0)
-            DIE("the receiver closed the connection or was silent for %d s", PATIENCE_S);
-        at += got, size -= got;
-    }
-}
-
-/* The next frame that is not DATA flow: its header; the payload is thrown away, unless it is an ERROR to show. */
-static struct header receive_answer(int fd)
-{
-    struct header answer;
-    char payload[65536];
-    receive_all(fd, &answer, sizeof answer);
-    if (answer.magic != MAGIC || answer.payload_bytes >= sizeof payload)
-        DIE("the receiver's answer is not a frame");
-    receive_all(fd, payload, answer.payload_bytes);
-    payload[answer.payload_bytes] = 0;
-    if (answer.type == ERROR) {
-        fprintf(stderr, "sender: the receiver refused: %s\n", payload);
-        exit(1);
-    }
-    return answer;
-}
-
-static void send_all(int fd, const char *at, size_t size)
-{
-    while (size > 0) {
-        ssize_t sent = send(fd, at, size, MSG_NOSIGNAL);
-        if (sent <= 0) {
-            if (errno == EPIPE || errno == ECONNRESET)
-                receive_answer(fd); /* shows the ERROR frame if there is one */
-            DIE("send");
-        }
-        at += sent, size -= sent;
-    }
-}
-
-static int connect_to(int port)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
-    struct timeval patience = {.tv_sec = PATIENCE_S};
-    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-    inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0)
-        DIE("connect to port %d", port);
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    return fd;
-}
-
-static int greet(int port, uint16_t group, const char *json)
-{
-    int fd = connect_to(port);
-    struct header hello = make_header(HELLO, group, strlen(json), 0, 0);
-    send_all(fd, (char *)&hello, sizeof hello);
-    send_all(fd, json, strlen(json));
-    struct header answer = receive_answer(fd);
-    if (answer.type != ACK || answer.group != group)
-        DIE("HELLO of group %d: answer of type %d for group %d", group, answer.type, answer.group);
-    next_row[group % MAX_GROUPS] = answer.sequence;
-    return fd;
-}
 
 typedef int64_t __attribute__((aligned(1))) unaligned_time; /* rows are packed */
 
@@ -193,25 +117,6 @@ static size_t add_tail(struct frame *frame, size_t size, uint8_t type, int64_t v
     return size + sizeof tail;
 }
 
-static void end_session(int groups)
-{
-    char message[HEADER_BYTES + MAX_GROUPS / 8] = {0};
-    uint32_t bitmap_bytes = (groups + 7) / 8;
-    for (int group = 0; group < groups; group++) {
-        if (sockets[group] == 0)
-            continue;
-        struct header eos = make_header(EOS, group, 0, 0, next_row[group]);
-        send_all(sockets[group], (char *)&eos, sizeof eos);
-        shutdown(sockets[group], SHUT_WR);
-        message[HEADER_BYTES + group / 8] |= 1 << (group % 8);
-    }
-    struct header eos = make_header(EOS, CONTROL_GROUP, bitmap_bytes, 0, 0);
-    memcpy(message, &eos, sizeof eos);
-    send_all(control, message, HEADER_BYTES + bitmap_bytes);
-    while (receive_answer(control).type != ACK)
-        continue;
-}
-
 static void wait_until(int64_t due_ns)
 {
     for (int64_t left; (left = due_ns - now_ns()) > 0;) {
@@ -228,7 +133,6 @@ int main(int argc, char **argv)
     uint64_t watermark_every = number(argc, argv, "--watermark-every", 0);
     double rate = number(argc, argv, "--rate", 0);
     int crc = number(argc, argv, "--crc", 0) != 0;
-    const char *token = option(argc, argv, "--token", "");
     char hello[2048];
     row_bytes = number(argc, argv, "--row-bytes", 78);
     time_offset = number(argc, argv, "--time-offset", 0);
@@ -238,12 +142,7 @@ int main(int argc, char **argv)
     load_frames(option(argc, argv, "--frames", "frames.bin"));
     find_watermarks();
 
-    snprintf(hello, sizeof hello,
-             "{\"versions\":[1],\"stream\":\"%s\",\"row_bytes\":%lld,\"schema\":\"%s\",\"producer\":\"%s\",\"epoch\":1,"
-             "\"token\":%s%s%s,\"crc\":%s,\"ack_bytes\":0}",
-             option(argc, argv, "--stream", "ads"), (long long)row_bytes, option(argc, argv, "--schema", ""),
-             option(argc, argv, "--producer", "00000000-0000-4000-8000-000000000001"), *token ? "\"" : "",
-             *token ? token : "null", *token ? "\"" : "", crc ? "true" : "false");
+    write_hello(hello, sizeof hello, argc, argv, row_bytes, crc);
     control = greet(port, CONTROL_GROUP, hello);
     for (size_t i = 0; i < frame_count; i++)
         if (sockets[frames[i].group] == 0)

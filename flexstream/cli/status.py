@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, size, table
+from flexstream.cli.rebalance import describe as balance_lines
 
 WORKERS = {
     "worker": "WORKER",
@@ -71,6 +72,8 @@ def describe(reply: dict[str, Any]) -> str:
             f"latency: p50 {latency['p50_ms']:.3g} ms, p99 {latency['p99_ms']:.3g} ms, "
             f"max {latency['max_ms']:.3g} ms over {latency['count']} markers"
         )
+    if reply.get("rebalance"):
+        parts += balance_lines(reply["rebalance"])
     parts += ["", table([_worker(worker) for worker in reply.get("workers", [])], WORKERS)]
     if reply.get("streams"):
         parts += ["", table([_stream(*item) for item in reply["streams"].items()], STREAMS)]

@@ -131,6 +131,7 @@ def rates_of(before: Sample, after: Sample) -> dict[str, Any]:
         "latency": new.get("latency"),
         "connections": new.get("connections"),
         "placement": new.get("placement"),
+        "rebalance": new.get("rebalance"),
         "cores": cores,
         "groups": groups,
         "queries": queries,
@@ -175,8 +176,16 @@ def headline(rates: dict[str, Any]) -> str:
     return text
 
 
+def balance(rates: dict[str, Any]) -> list[str]:
+    """Hot groups and keys, and the last moves."""
+    state = rates.get("rebalance") or {}
+    last = state.get("last") or {}
+    lines = [f"last moves: {len(last['moved'])} groups in {last['took_ms']:.3g} ms"] if last.get("moved") else []
+    return lines + [hot["text"] for hot in state.get("hot") or []]
+
+
 def as_text(rates: dict[str, Any]) -> str:
-    parts = [headline(rates), "", table([_core_cells(core) for core in rates["cores"]], CORES)]
+    parts = [headline(rates), *balance(rates), "", table([_core_cells(core) for core in rates["cores"]], CORES)]
     for name, groups in rates["groups"].items():
         parts += ["", f"groups of {name} (darker = more rows, {max(groups, default=0):.0f} rows/s at most)"]
         parts += [f"|{line}|" for line in picture(groups)]
@@ -211,7 +220,7 @@ def _screen(rates: dict[str, Any]) -> RenderableType:
             out.add_row(*("-" if row.get(key) is None else str(row[key]) for key in columns))
         return out
 
-    parts: list[RenderableType] = [Text(headline(rates), style="bold")]
+    parts: list[RenderableType] = [Text("\n".join([headline(rates), *balance(rates)]), style="bold")]
     parts.append(Panel(grid(CORES, [_core_cells(core) for core in rates["cores"]]), title="cores"))
     for name, groups in rates["groups"].items():
         parts.append(Panel(Text("\n".join(picture(groups))), title=f"groups of {name}"))

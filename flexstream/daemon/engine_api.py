@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from flexstream.query import Query
+    from flexstream.rebalancing import Rebalancer
     from flexstream.state.result_log import ResultLog
     from flexstream.stream import Stream
 
@@ -22,6 +23,9 @@ class EngineAPI(Protocol):
 
     @property
     def data_address(self) -> tuple[str, int] | None: ...
+
+    @property
+    def rebalancer(self) -> Rebalancer: ...
 
     def add(self, stream: Stream) -> Any: ...
 

@@ -38,6 +38,12 @@ _LOG = (
     ("bytes", "flexstream_result_log_bytes", "gauge", "Size of the result log"),
     ("error", "flexstream_result_log_failing", "gauge", "1 while the result log cannot be written"),
 )
+_REBALANCE = (
+    ("automatic", "flexstream_rebalance_automatic", "gauge", "1 when groups move by themselves"),
+    ("moves", "flexstream_moves_total", "counter", "Groups that were moved to another worker"),
+    ("imbalance_percent", "flexstream_imbalance_percent", "gauge", "Worst worker's distance from its fair share"),
+    ("nic_errors", "flexstream_moves_nic_errors_total", "counter", "Times that the NIC did not follow a move"),
+)
 _CONNECTIONS = (
     ("open", "flexstream_connections_open", "gauge", "Open data connections"),
     ("accepted", "flexstream_connections_accepted_total", "counter", "Connections accepted"),
@@ -97,6 +103,7 @@ def render(status: Mapping[str, Any]) -> str:
     _nic(page, status.get("nic") or {})
     for group, worker in enumerate(status.get("placement") or []):
         page.add("flexstream_group_worker", "gauge", "Worker that owns the group", worker, group=group)
+    _rebalance(page, status.get("rebalance") or {})
     for worker in status.get("workers") or []:
         page.table(_WORKER, worker, worker=worker.get("worker"), cpu=worker.get("cpu"))
     for name, stream in (status.get("streams") or {}).items():
@@ -125,6 +132,25 @@ def _nic(page: Page, nic: Mapping[str, Any]) -> None:
             changes = len(nic["drift"] or ())
             page.add("flexstream_nic_drift", "gauge", "Changes that somebody else made", changes, **labels)
         page.add("flexstream_nic_fallbacks_total", "counter", "Implementations given up", nic.get("fallbacks"))
+
+
+def _rebalance(page: Page, rebalance: Mapping[str, Any]) -> None:
+    page.table(_REBALANCE, rebalance)
+    last = rebalance.get("last") or {}
+    page.add("flexstream_last_move_ms", "gauge", "How long the last moves took, all steps", last.get("took_ms"))
+    if "under_way" in rebalance:
+        page.add("flexstream_moves_under_way", "gauge", "Groups on the move", len(rebalance["under_way"]))
+        page.add("flexstream_frozen_groups", "gauge", "Groups that may not move", len(rebalance["frozen"]))
+        page.add("flexstream_split_groups", "gauge", "Groups served by several workers", len(rebalance["split"]))
+    for worker in rebalance.get("workers") or []:
+        labels = {"worker": worker.get("worker")}
+        page.add("flexstream_worker_active", "gauge", "0 when the worker is drained", worker.get("active"), **labels)
+        waiting = worker.get("waiting_rows")
+        page.add("flexstream_worker_waiting_rows", "gauge", "Rows that wait for the worker", waiting, **labels)
+    for hot in rebalance.get("hot") or []:
+        labels = {"group": hot.get("group"), "worker": hot.get("worker")}
+        help_text = "Share of its worker's rows that a hot group has"
+        page.add("flexstream_hot_group_percent", "gauge", help_text, hot.get("percent"), **labels)
 
 
 def _stream(page: Page, name: str, stream: Mapping[str, Any]) -> None:

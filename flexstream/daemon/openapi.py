@@ -199,13 +199,7 @@ def _paths() -> Json:
                 "showNic", "The receive side of the machine", {"200": _json("The NIC", {"type": "object"})}
             )
         },
-        "/v1/rebalance": {
-            "get": _operation(
-                "showPlacement",
-                "Which worker owns which group",
-                {"200": _json("The placement", _ref("Placement"))},
-            )
-        },
+        **_rebalance_paths(),
         "/v1/status": {
             "get": _operation(
                 "status", "Everything that is counted", {"200": _json("The status", {"type": "object"})}
@@ -233,6 +227,101 @@ def _paths() -> Json:
         },
         "/openapi.json": {
             "get": _operation("openapi", "This document", {"200": _json("OpenAPI 3.1", {"type": "object"})})
+        },
+    }
+
+
+def _rebalance_paths() -> Json:
+    outcome = {"200": _json("What it did", _ref("Rebalanced")), "409": ERROR}
+    most: Json = {
+        "name": "limit",
+        "in": "query",
+        "description": "The last so many.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": 256},
+    }
+    entries = {"type": "array", "items": _ref("Rebalanced")}
+    orders = {
+        "apply": ("applyPlan", "Make a plan and carry it out now", "Nothing"),
+        "auto": ("setAutomatic", "Automatic moves on or off", "OnOff"),
+        "freeze": ("freezeGroups", "Groups (all without a list) that stay where they are, or no longer", "Freeze"),
+        "move": ("moveGroup", "Move one group to a worker", "MoveGroup"),
+        "drain": ("drainWorker", "All groups of a worker go to the others; it gets none", "OneWorker"),
+        "add": ("addWorker", "A drained worker is active again and gets its share", "OneWorker"),
+    }
+    return {
+        "/v1/rebalance": {
+            "get": _operation(
+                "showPlacement",
+                "Which worker owns which group, how loaded they are, which groups and keys are hot",
+                {"200": _json("The placement", _ref("Placement"))},
+            )
+        },
+        "/v1/rebalance/history": {
+            "get": _operation(
+                "rebalanceHistory",
+                "Decisions and orders with their numbers, the oldest first",
+                {"200": _json("The history", _object(history=entries))},
+                parameters=[most],
+            )
+        },
+        "/v1/rebalance/plan": {
+            "post": _operation(
+                "planMoves",
+                "What would move now; changes nothing",
+                {"200": _json("The plan", _ref("MovePlan"))},
+                body="Nothing",
+            )
+        },
+        **{
+            f"/v1/rebalance/{path}": {"post": _operation(name, summary, outcome, body=body)}
+            for path, (name, summary, body) in orders.items()
+        },
+    }
+
+
+def _rebalance_schemas() -> Json:
+    text: Json = {"type": "string"}
+    whole: Json = {"type": "integer"}
+    number: Json = {"type": "number"}
+    moved = {"type": "array", "items": {"type": "object"}, "description": "each move with its steps and times"}
+    steps = {"type": "array", "items": _object(group=whole, **{"from": whole, "to": whole})}
+    per_worker: Json = {"type": "array", "items": number, "description": "percent of a fair share, per worker"}
+    return {
+        "Placement": _object(
+            automatic={"type": "boolean"},
+            placement={"type": "array", "items": whole, "description": "worker of each group"},
+            workers={
+                "type": "array",
+                "items": _object(worker=whole, cpu={"type": ["integer", "null"]}, groups=whole),
+            },
+        ),
+        "Rebalanced": _object(
+            at={**number, "description": "seconds since 1970"},
+            what=text,
+            text=text,
+            error={"type": ["string", "null"]},
+            repeated=whole,
+            moved=moved,
+            took_ms={"type": ["number", "null"]},
+            latency={"type": ["object", "null"], "description": "of the markers seen during the moves"},
+        ),
+        "MovePlan": _object(
+            plan=steps,
+            text=text,
+            reason=text,
+            imbalance_percent=number,
+            imbalance_percent_after=number,
+            worker_percent=per_worker,
+            worker_percent_after=per_worker,
+        ),
+        "Nothing": {"type": "object", "additionalProperties": False},
+        "OnOff": {**_object(on={"type": "boolean"}), "additionalProperties": False},
+        "MoveGroup": {**_object(group=whole, worker=whole), "additionalProperties": False},
+        "OneWorker": {**_object(worker=whole), "additionalProperties": False},
+        "Freeze": {
+            "type": "object",
+            "properties": {"groups": {"type": "array", "items": whole}, "on": {"type": "boolean"}},
+            "additionalProperties": False,
         },
     }
 
@@ -284,14 +373,7 @@ def _schemas() -> Json:
             "required": ["name", "plan"],
             "properties": {"name": text, "plan": _ref("Query"), "created": {"type": "boolean"}},
         },
-        "Placement": _object(
-            automatic={"const": False},
-            placement={"type": "array", "items": whole, "description": "worker of each group"},
-            workers={
-                "type": "array",
-                "items": _object(worker=whole, cpu={"type": ["integer", "null"]}, groups=whole),
-            },
-        ),
+        **_rebalance_schemas(),
         "StagesReply": {
             "type": "object",
             "required": ["stages", "limit_bytes", "kept_batches", "failed"],

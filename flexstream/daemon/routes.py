@@ -14,6 +14,7 @@ from flexstream.daemon import metrics, openapi
 from flexstream.daemon.nic_details import nic_details
 from flexstream.daemon.params import Params
 from flexstream.daemon.problems import ApiError
+from flexstream.daemon.rebalance_routes import RebalanceRoutes
 from flexstream.daemon.results import FORMATS, stream_log
 from flexstream.errors import SchemaError
 from flexstream.query import Query
@@ -47,7 +48,7 @@ class Routes:
             web.get("/v1/queries/{name}/results", self.results, allow_head=False),
             web.get("/v1/queries/{name}/late", self.late, allow_head=False),
             web.get("/v1/nic", self.nic, allow_head=False),
-            web.get("/v1/rebalance", self.rebalance, allow_head=False),
+            *RebalanceRoutes(self._daemon, self._json).table(),
             web.get("/v1/status", self.status, allow_head=False),
             web.get("/healthz", self.health, allow_head=False),
             web.get("/readyz", self.ready, allow_head=False),
@@ -194,20 +195,6 @@ class Routes:
         status = await self._daemon.engine_status()
         details = await asyncio.to_thread(nic_details, self._engine)
         return web.json_response({"nic": {**status.get("nic", {}), **details}, "groups": status.get("groups")})
-
-    async def rebalance(self, request: web.Request) -> web.Response:
-        Params(request)
-        status = await self._daemon.engine_status()
-        placement = list(status.get("placement", []))
-        workers = [
-            {
-                "worker": worker["worker"],
-                "cpu": worker.get("cpu"),
-                "groups": placement.count(worker["worker"]),
-            }
-            for worker in status.get("workers", [])
-        ]
-        return web.json_response({"automatic": False, "placement": placement, "workers": workers})
 
     async def status(self, request: web.Request) -> web.Response:
         Params(request)

@@ -46,6 +46,7 @@ def make_rows(n: int, seed: int, keys: int = 300) -> np.ndarray:
 @contextmanager
 def serving(workers: int = 2, **options: Any) -> Iterator[fs.Engine]:
     settings: dict[str, Any] = {"groups": GROUPS, "listen": "127.0.0.1:0", "pin": False, "max_sessions": 16}
+    settings["balance"] = "off"  # only what a test moves
     with fs.Engine(workers, **settings | options) as engine:
         for query in QUERIES:
             engine.submit(query)
@@ -149,7 +150,7 @@ def test_a_group_goes_there_and_back_again_while_its_window_is_open(seed: int) -
 def test_late_rows_update_windows_that_fired_on_another_worker(seed: int) -> None:
     query = STREAM.query("late").window(fs.tumbling("100ms"), allowed_lateness="10s").agg(n=fs.count())
     rng = np.random.default_rng(seed)
-    with fs.Engine(2, groups=GROUPS, pin=False) as engine:
+    with fs.Engine(2, groups=GROUPS, pin=False, balance="off") as engine:
         engine.submit(query)
         counts: dict[tuple[int, int], int] = {}
         for step in range(30):

@@ -26,7 +26,9 @@ WAIT_S = 40.0
 
 
 def make_engine(**options: Any) -> fs.Engine:
-    engine = fs.Engine(**({"workers": 3, "listen": "127.0.0.1:0", "pin": False, "compile": "off"} | options))
+    engine = fs.Engine(
+        **({"workers": 3, "listen": "127.0.0.1:0", "pin": False, "compile": "off", "balance": "off"} | options)
+    )
     engine.submit(STREAM.query("q").window(fs.tumbling("10s")).agg(n=fs.count()))
     return engine
 

@@ -39,7 +39,9 @@ def rows_of(producer: int, count: int, seed: int) -> np.ndarray:
 def serve(nic: str, listen: str, folder: Path) -> dict[str, Any]:
     """An engine inside the namespace; answers orders until it is told to finish."""
     os.environ["FLEXSTREAM_NIC_DIR"] = str(folder)
-    with fs.Engine([0, 1], groups=GROUPS, listen=listen, nic=nic, token=TOKEN, expected_producers=PRODUCERS) as engine:
+    with fs.Engine(
+        [0, 1], groups=GROUPS, listen=listen, nic=nic, token=TOKEN, expected_producers=PRODUCERS, balance="off"
+    ) as engine:
         engine.add(STREAM)
         engine.submit(QUERY)
         assert engine.acceptor is not None
@@ -174,7 +176,7 @@ def refused(nic: str, listen: str, folder: Path) -> str:
 
 def automatic(listen: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
     os.environ["FLEXSTREAM_NIC_DIR"] = str(folder)
-    with fs.Engine([0, 1], groups=GROUPS, listen=listen, nic="auto", token=TOKEN) as engine:
+    with fs.Engine([0, 1], groups=GROUPS, listen=listen, nic="auto", token=TOKEN, balance="off") as engine:
         return engine.status()["nic"], [str(change) for change in engine.nic.nic.changes()]
 
 

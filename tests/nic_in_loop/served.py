@@ -87,7 +87,7 @@ class Daemon:
         arguments = (
             f"serve --json --workers 0,1,2,3 --groups {GROUPS} --token-file /run/share/token --data-dir {data_dir}"
             f" --control 127.0.0.1:{CONTROL_PORT} --data [::]:{DATA_PORT} --state-memory-bytes 256MiB --compile off"
-            " --hello-timeout-s 60 --idle-timeout-s 600 --session-timeout-s 600"
+            " --hello-timeout-s 60 --idle-timeout-s 600 --session-timeout-s 600 --balance off"
         )
         self.pid: int = guest.call("launch", [*arguments.split(), *options], self._out, self.log)
         self.code: int | None = None

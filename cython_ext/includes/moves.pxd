@@ -1,0 +1,2 @@
+cdef extern from "moves.h" nogil:
+    const bint FS_MOVES

@@ -1,0 +1,151 @@
+"""See sketch.pxd."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from flexstream.cython_ext.includes.native cimport (
+    fs_count, fs_fence, fs_load_acquire, fs_load_relaxed, fs_store_relaxed, fs_store_release,
+)
+from flexstream.cython_ext.murmur3 cimport KeyHasher, key_hash
+
+import numpy as np
+
+
+cdef bint same_key(const uint64_t *words, const uint64_t *key, uint32_t n) noexcept nogil:
+    cdef uint32_t i
+    for i in range(n):
+        if fs_load_relaxed(&words[i]) != key[i]:
+            return False
+    return True
+
+
+cdef void take_over(uint64_t *sketch, uint64_t *counter, uint64_t hashed, const uint64_t *key,
+                    uint32_t n) noexcept nogil:
+    cdef uint64_t version = fs_load_relaxed(&sketch[0])
+    cdef uint64_t count = fs_load_relaxed(&counter[0])
+    cdef uint32_t i
+    fs_store_relaxed(&sketch[0], version + 1)
+    fs_fence()
+    fs_store_relaxed(&counter[0], count + 1)
+    fs_store_relaxed(&counter[1], count)
+    fs_store_relaxed(&counter[2], hashed)
+    for i in range(n):
+        fs_store_relaxed(&counter[COUNTER_HEAD + i], key[i])
+    fs_store_release(&sketch[0], version + 2)
+
+
+cdef void grow_old(uint64_t *sketch, uint32_t counter_words) noexcept nogil:
+    cdef uint64_t version = fs_load_relaxed(&sketch[0])
+    cdef uint64_t *counter = sketch + SKETCH_HEAD
+    cdef uint32_t c
+    fs_store_relaxed(&sketch[0], version + 1)
+    fs_fence()
+    fs_store_relaxed(&sketch[1], fs_load_relaxed(&sketch[1]) // 2)
+    for c in range(<uint32_t> COUNTERS):
+        fs_store_relaxed(&counter[0], fs_load_relaxed(&counter[0]) // 2)
+        fs_store_relaxed(&counter[1], fs_load_relaxed(&counter[1]) // 2)
+        counter += counter_words
+    fs_store_release(&sketch[0], version + 2)
+
+
+cdef void add_row(Sketches *sketches, uint32_t group, const unsigned char *row) noexcept nogil:
+    cdef uint64_t *sketch = sketches.words + <size_t> group * sketches.sketch_words
+    cdef uint64_t *counter = sketch + SKETCH_HEAD
+    cdef uint64_t *smallest = counter
+    cdef uint64_t least = <uint64_t> -1
+    cdef uint64_t count
+    cdef uint64_t hashed = key_hash(&sketches.key, row) | (<uint64_t> 1 << 32)
+    cdef const uint64_t *key = <const uint64_t *> sketches.key_room
+    cdef uint32_t n = sketches.counter_words - COUNTER_HEAD
+    cdef size_t at = 0
+    cdef uint32_t i
+    for i in range(sketches.key.n):
+        memcpy(sketches.key_room + at, row + sketches.key.fields[i].offset, sketches.key.fields[i].size)
+        at += sketches.key.fields[i].size
+    fs_count(&sketch[1], 1)
+    for i in range(<uint32_t> COUNTERS):
+        if fs_load_relaxed(&counter[2]) == hashed and same_key(&counter[COUNTER_HEAD], key, n):
+            fs_count(&counter[0], 1)
+            break
+        count = fs_load_relaxed(&counter[0])
+        if count < least:
+            least = count
+            smallest = counter
+        counter += sketches.counter_words
+    else:
+        take_over(sketch, smallest, hashed, key, n)
+    if fs_load_relaxed(&sketch[1]) >= AGE_AT:
+        grow_old(sketch, sketches.counter_words)
+
+
+cdef void sample_rows(Sketches *sketches, uint32_t group, const unsigned char *rows, uint64_t n,
+                      uint64_t row_bytes) noexcept nogil:
+    cdef uint64_t at = sketches.until
+    while at < n:
+        add_row(sketches, group, rows + at * row_bytes)
+        sketches.random = sketches.random * <uint32_t> 1664525 + <uint32_t> 1013904223
+        at += 1 + (sketches.random >> SAMPLE_SHIFT)
+    sketches.until = at - n
+
+
+cdef class KeySketch:
+    """The sketches of a stream's groups on one worker. `add` is for tests: the worker's thread is the writer."""
+
+    def __cinit__(self, stream, uint32_t groups, uint32_t seed=1):
+        cdef KeyHasher hasher = stream.key_hasher
+        self.sketches.key = hasher.spec
+        self.sketches.groups = groups
+        self.sketches.random = seed * <uint32_t> 2654435761
+        self.sketches.key_bytes = sum(stream.schema.field(name).size for name in stream.key)
+        self.sketches.counter_words = COUNTER_HEAD + (self.sketches.key_bytes + 7) // 8
+        self.sketches.sketch_words = SKETCH_HEAD + COUNTERS * self.sketches.counter_words
+        # Touched only where rows are sampled: untouched pages of a large calloc take no memory.
+        self.sketches.words = <uint64_t *> calloc(<size_t> groups * self.sketches.sketch_words, 8)
+        self.sketches.key_room = <unsigned char *> calloc(self.sketches.counter_words - COUNTER_HEAD, 8)
+        if self.sketches.words == NULL or self.sketches.key_room == NULL:
+            raise MemoryError(f"no memory for the key sketches of {groups} groups")
+        self._names = tuple(stream.key)
+        self._key_dtype = np.dtype([(name, stream.schema.dtype[name]) for name in stream.key])
+
+    def __dealloc__(self):
+        free(self.sketches.words)
+        free(self.sketches.key_room)
+
+    def add(self, uint32_t group, bytes rows, uint64_t row_bytes):
+        if group >= self.sketches.groups or self.sketches.key.end > row_bytes:
+            raise ValueError("no such group, or rows without the key")
+        sketch_rows(&self.sketches, group, <const unsigned char *> PyBytes_AS_STRING(rows), len(rows) // row_bytes,
+                    row_bytes)
+
+    def read(self, uint32_t group):
+        """(rows sampled, [(key, at least so many of them)]), heaviest first. A key of several fields is a tuple."""
+        cdef uint64_t *sketch
+        cdef uint64_t version
+        cdef uint32_t i
+        if group >= self.sketches.groups:
+            raise ValueError(f"group {group}: there are {self.sketches.groups}")
+        sketch = self.sketches.words + <size_t> group * self.sketches.sketch_words
+        cdef bytes copy = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> self.sketches.sketch_words * 8)
+        cdef uint64_t *words = <uint64_t *> PyBytes_AS_STRING(copy)
+        while True:
+            version = fs_load_acquire(&sketch[0])
+            for i in range(1, self.sketches.sketch_words):
+                words[i] = fs_load_relaxed(&sketch[i])
+            fs_fence()
+            if version % 2 == 0 and fs_load_relaxed(&sketch[0]) == version:
+                break
+        found = []
+        for i in range(<uint32_t> COUNTERS):
+            at = SKETCH_HEAD + i * self.sketches.counter_words
+            if words[at] > words[at + 1]:
+                start = (at + COUNTER_HEAD) * 8
+                found.append((self._value(copy[start:start + self.sketches.key_bytes]),
+                              words[at] - words[at + 1]))
+        found.sort(key=lambda item: -item[1])
+        return words[1], found
+
+    def _value(self, data):
+        values = np.frombuffer(data, self._key_dtype)[0].tolist()
+        return values[0] if len(self._names) == 1 else values

@@ -1,0 +1,152 @@
+"""What each group costs, read from the workers' counters: rows, what waits, and the keys behind them.
+
+Nothing here is on the record path: workers count rows anyway, sample what their sockets hold when they are asked to,
+at a quiescent point, and sketch keys from one row in 64. Load is what *came* for a group, not what was worked off: a
+worker that the machine kept from running for a while has as much to do as before.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from flexstream.running import RunningStream
+
+Floats = NDArray[np.float64]
+
+STEADY_HALF_LIFE_S = 1.0
+HOT_SHARE = 0.2  # of a worker's rows: a group below it is not worth a word
+HOT_TIMES = 3.0  # and so many times what it would have if the worker's groups were equal
+HOT_KEY_SHARE = 0.1  # of the group's rows
+HOT_NAMED = 5
+FEW_SAMPLES = 16
+
+
+class Loads:
+    """Loads of one engine. `look` is for one thread; `hot` may be called by any."""
+
+    def __init__(
+        self,
+        workers: Sequence[Any],
+        groups: int,
+        streams: Callable[[], list[RunningStream]],
+        handed: Mapping[int, Floats],
+    ) -> None:
+        self._workers = workers
+        self._groups = groups
+        self._streams = streams
+        self._handed = handed
+        self._totals = np.zeros((0, groups))
+        self._batches = 0.0
+        self._last_s: float | None = None
+        self.fresh = np.zeros(groups)  # rows that came since the look before, worked off or not
+        self.fresh_batches = 0.0
+        self.waiting = np.zeros(groups)  # rows in sockets, and fed rows that no worker has begun
+        self.steady = np.zeros((0, groups))  # rows per stream and group, fading with a half-life of a second
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
+
+    def cores(self) -> list[int | None]:
+        """The core of each worker; None: it is not pinned."""
+        return [stats["cpu"] if (stats := worker.stats())["pinned"] else None for worker in self._workers]
+
+    def lanes(self) -> int:
+        """How many queues of rows there are: connections, or groups that are fed."""
+        return max(sum(worker.progress()[2] for worker in self._workers), int((self.fresh > 0).sum()))
+
+    def want_samples(self) -> None:
+        for worker in self._workers:
+            worker.want_sample()
+
+    def sampled(self) -> bool:
+        """Whether all workers have done what was wanted."""
+        return all(worker.has_sampled for worker in self._workers)
+
+    def look(self, now_s: float) -> None:
+        """Read the samples."""
+        streams = self._streams()
+        totals = np.zeros((len(streams), self._groups))
+        waiting = np.zeros(self._groups)
+        for rows, running in zip(totals, streams, strict=True):
+            for handle in running.handles:
+                handle.add_load(rows, waiting)
+            handed = self._handed.get(running.index, 0.0)  # read after what was taken: never less than that
+            rows += handed
+            waiting += handed
+        new = len(streams) - len(self._totals)
+        before = np.pad(self._totals, ((0, new), (0, 0)))
+        fresh = np.maximum(totals - before, 0.0)  # a group on the move is for a moment at both workers, or at none
+        fade = 0.0 if self._last_s is None else 0.5 ** ((now_s - self._last_s) / STEADY_HALF_LIFE_S)
+        batches = float(sum(worker.progress()[1] for worker in self._workers))
+        self.steady = np.pad(self.steady, ((0, new), (0, 0))) * fade + fresh
+        self.fresh, self.fresh_batches = fresh.sum(axis=0), batches - self._batches
+        self.waiting = np.maximum(waiting, 0.0)
+        self._totals, self._batches, self._last_s = totals, batches, now_s
+
+    def heaviest_keys(self, group: int, worker: int, stream: int) -> tuple[int, list[tuple[Any, int]]]:
+        """(rows sampled, [(key, at least so many of them)]) of a group of the stream, at that worker."""
+        found: tuple[int, list[tuple[Any, int]]] = self._streams()[stream].handles[worker].keys.read(group)
+        return found
+
+    def hot(self, placement: Sequence[int]) -> list[dict[str, Any]]:
+        """Groups that are much of their worker's rows, the heaviest first, with the keys that make them so."""
+        steady = self.steady
+        rows = steady.sum(axis=0) if len(steady) else np.zeros(self._groups)
+        if rows.sum() < 1.0:
+            return []
+        owners = np.array(placement)
+        of_worker = np.bincount(owners, rows, self.workers)
+        groups_of = np.bincount(owners, minlength=self.workers)
+        share = rows / np.maximum(of_worker[owners], 1e-9)
+        fair = rows / rows.sum() * self.workers
+        crowded = share > np.minimum(HOT_TIMES / groups_of[owners], 1.0)
+        # Alone on its worker a group is all of it: then only being more than a worker's fair share makes it hot.
+        hot = np.flatnonzero((share >= HOT_SHARE) & (crowded | ((fair > 1.05) & (self.workers > 1))))
+        cores = self.cores()
+        ranked = sorted((int(group) for group in hot), key=lambda group: -float(rows[group]))
+        return [
+            self._describe(group, placement[group], cores[placement[group]], float(share[group]), steady)
+            for group in ranked[:HOT_NAMED]
+        ]
+
+    def _describe(self, group: int, worker: int, core: int | None, share: float, steady: Floats) -> dict[str, Any]:
+        stream = int(steady[:, group].argmax())
+        part = share * float(steady[stream, group] / steady[:, group].sum())
+        sampled, keys = self.heaviest_keys(group, worker, stream)
+        named = [
+            {"key": plain(key), "percent": round(100.0 * part * count / sampled, 1)}
+            for key, count in keys
+            if sampled >= FEW_SAMPLES and count >= HOT_KEY_SHARE * sampled
+        ]
+        where = f"worker {worker}" if core is None else f"core {core}"
+        text = f"group {group} is {100 * share:.0f}% of {where}"
+        if named:
+            text += f"; key {named[0]['key']} alone is {named[0]['percent']:.0f}%"
+        return {
+            "group": group,
+            "worker": worker,
+            "core": core,
+            "percent": round(100.0 * share, 1),
+            "stream": self._streams()[stream].stream.name,
+            "keys": named,
+            "text": text,
+        }
+
+
+def plain(key: Any) -> Any:
+    """A key as JSON has it."""
+    if isinstance(key, tuple | list):
+        return [plain(part) for part in key]
+    if isinstance(key, bytes):
+        text = key.rstrip(b"\0").decode("ascii", "backslashreplace")
+        return text if text.isprintable() else key.hex()
+    if isinstance(key, datetime.datetime | datetime.date):
+        return key.isoformat()
+    return key

@@ -1,0 +1,92 @@
+"""What the balancer decided and did, as lines of a history with the numbers behind them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flexstream.nic.balancer import Decision
+from flexstream.nic.placement_plan import Plan
+
+LATENCY_TAIL_S = 0.05  # a marker that a move held up is seen a little after it
+
+
+class Latency(Protocol):
+    """Marker latencies; `collector.Latencies` in an engine."""
+
+    def between(self, begin_ns: int, end_ns: int) -> dict[str, Any]: ...
+
+
+@dataclass(eq=False)
+class Entry:
+    """A tick's decision, or what somebody asked for, and what came of it."""
+
+    what: str
+    text: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+    moves: list[Any] = field(default_factory=list)  # GroupMove
+    error: str | None = None
+    repeated: int = 1
+    latency: dict[str, Any] | None = None
+    at: float = field(default_factory=time.time)
+
+    def measure(self, latency: Latency) -> None:
+        """The latency while it moved, once that is past."""
+        stamps = _stamps(self.moves)
+        if stamps and self.latency is None:
+            end_ns = max(stamps) + int(LATENCY_TAIL_S * 1e9)
+            if time.monotonic_ns() > end_ns:
+                self.latency = latency.between(min(stamps), end_ns)
+
+    @property
+    def took_ms(self) -> float | None:
+        """From the first step of the first move to the last step of the last."""
+        stamps = _stamps(self.moves)
+        return round((max(stamps) - min(stamps)) / 1e6, 3) if stamps else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "at": round(self.at, 3),
+            "what": self.what,
+            "text": self.text,
+            "error": self.error,
+            "repeated": self.repeated,
+            "moved": [move.to_dict() for move in self.moves],
+            "took_ms": self.took_ms,
+            "latency": self.latency,
+            **self.numbers,
+        }
+
+
+def _stamps(moves: Iterable[Any]) -> list[int]:
+    return [at for move in moves for at in move.steps.values()]
+
+
+def decision_numbers(decision: Decision) -> dict[str, Any]:
+    left_out = ("moves", "at_s", "repeated", "text")
+    numbers = {name: _round(value) for name, value in decision.to_dict().items() if name not in left_out}
+    return numbers
+
+
+def _round(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3) if math.isfinite(value) else None  # JSON has no infinity
+    return [_round(item) for item in value] if isinstance(value, list) else value
+
+
+def plan_numbers(made: Plan) -> dict[str, Any]:
+    return {
+        "plan": [{"group": group, "from": source, "to": target} for group, source, target in made.moves],
+        "text": made.text,
+        "reason": str(made.reason),
+        "objective_before": round(made.objective_before, 3),
+        "objective_after": round(made.objective_after, 3),
+        "imbalance_percent": round(made.imbalance_before, 1),
+        "imbalance_percent_after": round(made.imbalance_after, 1),
+        "worker_percent": [round(share, 1) for share in made.worker_percent_before],
+        "worker_percent_after": [round(share, 1) for share in made.worker_percent_after],
+        "hot_groups": list(made.hot_groups),
+    }

@@ -1,0 +1,329 @@
+"""The balancer at work in an engine: looks at the loads, decides, moves groups, and remembers why.
+
+Every look reads samples of the workers; every tick asks `nic.balancer.Balancer`. Looks come often while rows flow and
+cost some tens of microseconds; one that sees the load turn, or a backlog grow on one side, hurries the next tick.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from flexstream.errors import EngineError, FlexStreamError
+from flexstream.nic.balancer import Balancer, BalancerConfig, Decision, Verdict
+from flexstream.nic.placement_plan import Limits, Plan, plan
+from flexstream.rebalance_history import LATENCY_TAIL_S, Entry, Latency, decision_numbers, plan_numbers
+from flexstream.rebalance_watch import LoadSource, Watch, imbalance
+
+log = logging.getLogger("flexstream.rebalance")
+
+LOOK_S = 0.01
+CALM_LOOK_S = 0.02
+QUIET_LOOK_S = 0.25  # no rows come
+OFF_LOOK_S = 1.0
+MOVE_TIMEOUT_S = 10.0
+HISTORY = 256
+
+
+class Moves(Protocol):
+    """What carries moves out; `moving.Mover` in an engine."""
+
+    moved: int
+    nic_errors: int
+
+    def move(self, targets: Mapping[int, int], reason: str = ..., timeout: float = ...) -> list[Any]: ...
+    def under_way(self) -> list[Any]: ...
+
+
+class Rebalancer(threading.Thread):
+    """Balances one engine. Methods are thread-safe; one of them that moves groups runs at a time."""
+
+    def __init__(
+        self,
+        loads: LoadSource,
+        mover: Moves,
+        placement: Callable[[], list[int]],
+        latency: Latency,
+        *,
+        auto: bool,
+        config: BalancerConfig = BalancerConfig(),  # noqa: B008 - frozen
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(name="fs-rebalancer", daemon=True)
+        self._loads = loads
+        self._mover = mover
+        self._placement = placement
+        self._latency = latency
+        self._clock = clock
+        self._acting = threading.Lock()
+        self._stopping = threading.Event()
+        self._changed = threading.Event()
+        self._inactive: frozenset[int] = frozenset()
+        self._frozen: frozenset[int] = frozenset()
+        self._history: deque[Entry] = deque(maxlen=HISTORY)
+        groups = self._groups = len(placement())
+        self.balancer = Balancer(groups, config)
+        self.auto = auto
+        self._watch = Watch(loads, groups, clock, self._stopping)
+        self._decision: Decision | None = None
+
+    # -- the thread
+
+    def run(self) -> None:
+        failed = False
+        while not self._stopping.is_set():
+            pause_s = OFF_LOOK_S
+            try:
+                pause_s = self.look()
+                failed = False
+            except Exception:  # whatever it is, groups stay served where they are
+                if not failed:
+                    log.exception("rebalancer_failed")
+                failed = True
+            self._changed.wait(pause_s)
+            self._changed.clear()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._changed.set()
+
+    # -- looking
+
+    def look(self) -> float:
+        """Read the loads, tick when it is time. Returns the seconds until the next look."""
+        with self._acting:
+            now_s = self._refresh()
+            if not self.auto or self._loads.workers == 1:
+                return OFF_LOOK_S
+            if now_s is None:
+                return LOOK_S
+            turned = self._watch.turned(self.balancer, self._placement(), self.limits())
+            if turned:
+                self.balancer.alarm(now_s, forget=True)
+            if self.balancer.due(now_s):
+                self._tick(now_s, turned)
+            if self._watch.quiet:
+                return QUIET_LOOK_S
+            return LOOK_S if self.balancer.next_at_s - now_s <= 2 * LOOK_S else CALM_LOOK_S
+
+    def _refresh(self) -> float | None:
+        return self._watch.refresh(self.balancer.config.half_life_s)
+
+    def _tick(self, now_s: float, turned: bool) -> None:
+        rows = self._watch.take(self.balancer, turned)
+        decision = self.balancer.tick(now_s, rows, self._watch.waiting, self._placement(), self.limits())
+        self._decision = decision
+        entry = self._note_decision(decision)
+        if decision.moves:
+            targets = {group: target for group, _, target in decision.moves}
+            try:
+                self._carry_out(entry, targets, MOVE_TIMEOUT_S)
+            except FlexStreamError as error:
+                log.warning("rebalance_failed", extra={"fields": {"why": error.message, "plan": decision.text}})
+            self._watch.moved()
+
+    def _note_decision(self, decision: Decision) -> Entry:
+        entry = Entry("tick", decision.text, decision_numbers(decision))
+        last = self._history[-1] if self._history else None
+        same = last is not None and last.what == "tick" and last.numbers["verdict"] == entry.numbers["verdict"]
+        if same and last is not None and decision.verdict is not Verdict.MOVE:
+            entry.repeated = last.repeated + 1
+            self._history[-1] = entry
+        else:
+            self._history.append(entry)
+        return entry
+
+    def _carry_out(self, entry: Entry, targets: Mapping[int, int], timeout_s: float | None = None) -> None:
+        options = {} if timeout_s is None else {"timeout": timeout_s}
+        try:
+            entry.moves = self._mover.move(targets, f"{entry.what}: {entry.text}", **options)
+        except BaseException as error:
+            entry.error = error.message if isinstance(error, FlexStreamError) else str(error)
+            raise
+
+    # -- what it may do
+
+    def limits(self) -> Limits:
+        moving = {move.group for move in self._mover.under_way()}
+        return Limits(self._loads.workers, inactive=self._inactive, frozen=self._frozen | moving)
+
+    def _plan(self, inactive: frozenset[int], *, spread: bool = False) -> Plan:
+        """On the rows of the last seconds. `spread`: without any, count every group as equal."""
+        moving = {move.group for move in self._mover.under_way()}
+        limits = Limits(self._loads.workers, inactive=inactive, frozen=self._frozen | moving)
+        rows = self._watch.steady_rows()
+        if spread and not rows.any():
+            rows = np.ones(len(rows))
+        return plan(rows, np.zeros(len(rows)), self._placement(), limits)
+
+    # -- what people ask for
+
+    def plan(self) -> dict[str, Any]:
+        """What would move now, by the rows of the last seconds. Changes nothing."""
+        with self._acting:
+            self._refresh()
+            return plan_numbers(self._plan(self._inactive))
+
+    def apply(self) -> dict[str, Any]:
+        """Make the plan of now, and carry it out at once: no dead band, no cool-down."""
+        with self._acting:
+            self._refresh()
+            made = self._plan(self._inactive)
+            return self._do("apply", made.text, {g: t for g, _, t in made.moves}, plan_numbers(made))
+
+    def move(self, group: int, worker: int) -> dict[str, Any]:
+        self._check_group(group)
+        self._check_worker(worker)
+        with self._acting:
+            if worker in self._inactive:
+                raise EngineError(
+                    f"worker {worker} is drained", code="drained", hint=f"flexstream rebalance add {worker}"
+                )
+            if group in self._frozen:
+                raise EngineError(
+                    f"group {group} is frozen", code="frozen", hint=f"flexstream rebalance freeze --off {group}"
+                )
+            text = f"group {group} to worker {worker}"
+            if self._placement()[group] == worker:
+                text = f"group {group} is on worker {worker} already"
+            return self._do("move", text, {group: worker})
+
+    def drain(self, worker: int) -> dict[str, Any]:
+        """Every group of the worker goes to the others; it gets none until it is added again."""
+        self._check_worker(worker)
+        with self._acting:
+            inactive = self._inactive | {worker}
+            if len(inactive) == self._loads.workers:
+                raise EngineError(
+                    f"worker {worker} is the last active one: its groups have nowhere to go",
+                    code="last_worker",
+                    hint="add another worker first",
+                )
+            stuck = [g for g, w in enumerate(self._placement()) if w == worker and g in self._frozen]
+            if stuck:
+                raise EngineError(
+                    f"worker {worker} has frozen groups: {', '.join(map(str, stuck[:8]))}",
+                    code="frozen",
+                    hint="flexstream rebalance freeze --off lets them go",
+                )
+            self._refresh()
+            made = self._plan(inactive)
+            self._inactive = inactive
+            targets = {g: t for g, source, t in made.moves if source == worker}
+            return self._do("drain", f"worker {worker} is drained: {made.text}", targets, plan_numbers(made))
+
+    def add(self, worker: int) -> dict[str, Any]:
+        """A drained worker is active again, and gets its share at once."""
+        self._check_worker(worker)
+        with self._acting:
+            if worker not in self._inactive:
+                return self._do("add", f"worker {worker} is active already", {})
+            self._inactive = self._inactive - {worker}
+            self._refresh()
+            made = self._plan(self._inactive, spread=True)
+            targets = {g: t for g, _, t in made.moves}
+            return self._do("add", f"worker {worker} is active: {made.text}", targets, plan_numbers(made))
+
+    def set_auto(self, on: bool) -> dict[str, Any]:
+        with self._acting:
+            self.auto = on
+            self._watch.forget_tick()
+            reply = self._do(f"auto {'on' if on else 'off'}", f"automatic moves are {'on' if on else 'off'}", {})
+        self._changed.set()
+        return reply
+
+    def freeze(self, groups: Iterable[int] | None = None, on: bool = True) -> dict[str, Any]:
+        """These groups (None: all) stay where they are, whatever the balancer would like; or `on=False`: no more."""
+        every = range(self._groups)
+        chosen = frozenset(every if groups is None else groups)
+        for group in chosen:
+            self._check_group(group)
+        with self._acting:
+            self._frozen = self._frozen | chosen if on else self._frozen - chosen
+            count = "no group is" if not self._frozen else f"{len(self._frozen)} of {len(every)} groups are"
+            return self._do("freeze" if on else "unfreeze", f"{count} frozen", {})
+
+    def _check_group(self, group: int) -> None:
+        last = self._groups - 1
+        if not isinstance(group, int) or isinstance(group, bool) or not 0 <= group <= last:
+            raise EngineError(f"group {group!r} must be from 0 to {last}", code="bad_group")
+
+    def _check_worker(self, worker: int) -> None:
+        last = self._loads.workers - 1
+        if not isinstance(worker, int) or isinstance(worker, bool) or not 0 <= worker <= last:
+            raise EngineError(f"worker {worker!r} must be from 0 to {last}", code="bad_worker")
+
+    def _do(
+        self, what: str, text: str, targets: Mapping[int, int], numbers: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        rest = {name: value for name, value in (numbers or {}).items() if name != "text"}
+        entry = Entry(what, text, rest)
+        self._history.append(entry)
+        if targets:
+            self._carry_out(entry, targets)
+            time.sleep(LATENCY_TAIL_S)
+        entry.measure(self._latency)
+        return entry.to_dict()
+
+    # -- what people see
+
+    def history(self, most: int = HISTORY) -> list[dict[str, Any]]:
+        """Decisions and orders, the oldest first, each with its numbers and what it moved."""
+        entries = list(self._history)[-most:] if most else []
+        for entry in entries:
+            entry.measure(self._latency)
+        return [entry.to_dict() for entry in entries]
+
+    def status(self) -> dict[str, Any]:
+        if self._acting.acquire(blocking=False):  # never waits for a move
+            try:
+                self._refresh()
+            finally:
+                self._acting.release()
+        placement = self._placement()
+        rows = self._watch.steady_rows()
+        total = float(rows.sum())
+        shares = np.bincount(placement, rows, self._loads.workers) / total if total else None
+        waiting = np.bincount(placement, self._loads.waiting, self._loads.workers)
+        decision = self._decision
+        last = next((entry for entry in reversed(self._history) if entry.moves), None)
+        if last is not None:
+            last.measure(self._latency)
+        nothing = np.zeros(len(rows))
+        return {
+            "automatic": self.auto,
+            "frozen": sorted(self._frozen),
+            "inactive": sorted(self._inactive),
+            "split": [],
+            "imbalance_percent": round(imbalance(rows, nothing, placement, self.limits(), self.balancer.config), 1)
+            if total
+            else None,
+            "dead_band_percent": round(decision.dead_band_percent, 1)
+            if decision is not None and math.isfinite(decision.dead_band_percent)
+            else None,
+            "verdict": str(decision.verdict) if decision is not None else None,
+            "text": decision.text if decision is not None else "no tick yet",
+            "moves": self._mover.moved,
+            "nic_errors": self._mover.nic_errors,
+            "under_way": [move.to_dict() for move in self._mover.under_way()],
+            "last": last.to_dict() if last is not None else None,
+            "hot": self._loads.hot(placement),
+            "workers": [
+                {
+                    "worker": worker,
+                    "cpu": core,
+                    "active": worker not in self._inactive,
+                    "groups": placement.count(worker),
+                    "load_percent": round(100.0 * float(shares[worker]), 1) if shares is not None else None,
+                    "waiting_rows": round(float(waiting[worker])),
+                }
+                for worker, core in enumerate(self._loads.cores())
+            ],
+        }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,22 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def dies_in_the_middle(batches: Iterator[Any]) -> Iterator[Any]:
-    """Half of the first batch, then the end of this executor: its JVM, its Python daemon, its workers."""
-    from pyspark import TaskContext
+def dying(marker: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Half of the first batch, then the end of this executor: its JVM, its Python daemon, its workers. Once."""
 
-    context = TaskContext.get()
-    assert context is not None
-    first = context.partitionId() == 0 and context.attemptNumber() == 0
-    for batch in batches:
-        if first:
+    def dies_in_the_middle(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            try:
+                os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                yield batch
+                continue
             yield batch.slice(0, batch.num_rows // 2)
             daemon = os.getppid()
             for pid in (parent_of(daemon), daemon, os.getpid()):
                 os.kill(pid, signal.SIGKILL)
-        yield batch
+
+    return dies_in_the_middle
 
 
 def main(master: str, endpoint: str, folder: str, checkpoint: str, kill: str = "") -> None:
@@ -46,7 +48,7 @@ def main(master: str, endpoint: str, folder: str, checkpoint: str, kill: str = "
     options = {"endpoint": endpoint, "stream": "events"}
     if kill:
         df = spark.read.schema(SCHEMA).parquet(folder)
-        df = df.repartition(4).mapInArrow(dies_in_the_middle, df.schema)
+        df = df.mapInArrow(dying(checkpoint + ".killed"), df.schema)
         df.write.format("flexstream").mode("append").options(**options).save()
     else:
         df = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(folder)

@@ -211,6 +211,7 @@ def test_an_executor_killed_in_mid_send_costs_nothing(spark: Any, daemon: Daemon
     with driver("local-cluster[2,1,1024]", daemon.endpoint, tmp_path / "in", tmp_path / "check", "kill") as process:
         output, _ = process.communicate(timeout=START_S)
     assert process.returncode == 0, output
+    assert (tmp_path / "check.killed").exists(), "no executor was killed"
     application = output.split("done ")[1].split()[0]
     import pyspark
 

@@ -1,7 +1,7 @@
 """What each group costs, read from the workers' counters: rows, what waits, and the keys behind them.
 
 Nothing here is on the record path: workers count rows anyway, sample what their sockets hold when they are asked to,
-at a quiescent point, and sketch keys from one row in 64. Load is what *came* for a group, not what was worked off: a
+at a quiescent point, and sketch keys from one row in 1024. Load is what *came* for a group, not what was worked off: a
 worker that the machine kept from running for a while has as much to do as before.
 """
 

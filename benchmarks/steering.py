@@ -12,6 +12,7 @@ group's worker, by the port they chose (target: 1.0).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import tempfile
@@ -169,9 +170,8 @@ def bytes_through(pair: Pair, cores: Cores, folder: Path, size: int, pairs: int,
     with wire(pair, cores, folder) as transfer:
         for method in METHODS:
             transfer("plain", size // 4)  # warm up
-            measured = harness.alternate(
-                pairs, lambda method=method: transfer(method, size), lambda: transfer("plain", size), until=until
-            )
+            through, plainly = functools.partial(transfer, method, size), functools.partial(transfer, "plain", size)
+            measured = harness.alternate(pairs, through, plainly, until=until)
             ratios = [ours["cpu_s_per_gb"] / plain["cpu_s_per_gb"] for ours, plain in measured]
             case: dict[str, Any] = {"name": method, "cpu_ratio": harness.median(ratios)}
             case["spread"] = harness.spread(ratios)

@@ -83,9 +83,7 @@ class Loads:
         if len(streams) > len(self._totals):
             new = ((0, len(streams) - len(self._totals)), (0, 0))
             self._totals, self.steady = np.pad(self._totals, new), np.pad(self.steady, new)
-        fresh = np.maximum(
-            totals - self._totals, 0.0
-        )  # a group on the move is for a moment at both workers, or at none
+        fresh = np.maximum(totals - self._totals, 0.0)  # a group on the move is for a moment at both, or at none
         fade = 0.0 if self._last_s is None else 0.5 ** ((now_s - self._last_s) / STEADY_HALF_LIFE_S)
         batches = float(sum(worker.progress()[1] for worker in self._workers))
         self.steady = self.steady * fade + fresh

@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +73,7 @@ class Mover:
         workers: list[Any],
         catalog: threading.RLock,
         queries_of_streams: Callable[[], list[int]],
-        settle_catalog: Callable[[float], None],
+        settle_catalog: Callable[[float], bool],
         follow: Callable[[list[int]], str | None],
         max_sessions: int,
     ) -> None:
@@ -100,16 +101,26 @@ class Mover:
         point; then nothing has moved.
         """
         self._check(targets)
-        with self._one_at_a_time, self._catalog:
+        with self._one_at_a_time, self._settled_catalog(timeout):
             if self._stopping:
                 raise EngineError("the engine is stopping: nothing moves any more", code="closed")
             self._finish(list(self._under_way.values()), timeout)
             owners = self._placement.owners()
             moves = [self._new(g, owners[g], w, reason) for g, w in sorted(targets.items()) if owners[g] != w]
             if moves:
-                self._settle_catalog(timeout)
                 self._run(moves, timeout)
             return moves
+
+    @contextmanager
+    def _settled_catalog(self, timeout: float) -> Iterator[None]:
+        """The catalog, when all workers have the same queries. It is not held while that is waited for: what is
+        waited for comes through the collector, which may be in a callback that wants the catalog."""
+        while True:
+            self._settle_catalog(timeout)
+            with self._catalog:
+                if self._settle_catalog(0):
+                    yield
+                    return
 
     def _check(self, targets: Mapping[int, int]) -> None:
         for group, worker in targets.items():

@@ -184,8 +184,8 @@ class Fetching(Triggered):
     def migrate(self, moves: list[Any]) -> int | None:
         self.store.begin_fetching(moves)
         self.engine.move({group: target for group, _, target in moves}, reason="back-pressure")
-        self.store.hand_over_begins(len(moves))
         groups = [group for group, _, _ in moves]
+        self.store.all_given(groups)
         deadline = time.monotonic() + SETTLE_S
         while (absorbed := self.store.fetched(groups)) is None and time.monotonic() < deadline:
             time.sleep(0.0005)

@@ -219,8 +219,11 @@ def main() -> None:
     for z in (*exponents, UNIFORM):
         for producer in range(PRODUCERS):
             zipf_frames(z, producer)
-    cases = []
+    cases: list[dict[str, Any]] = []
     for z in exponents:
+        if cases and time.monotonic() > end:
+            print(f"no time left for z={z} and above")
+            break
         cases.append(measure(z, 1 if options.quick else options.pairs, lengths, end))
     harness.print_table(
         ["z", "balanced / uniform", "not balanced", "hottest group", "possible", "needs split", "bound", "moves"],

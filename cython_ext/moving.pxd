@@ -9,8 +9,8 @@ here and the counter is zero. Then it fires what was due and gives the parcel ba
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from flexstream.cython_ext.panes cimport Pane, Query
-from flexstream.cython_ext.shared cimport Connection, Move
+from flexstream.cython_ext.panes cimport Pane, PaneSet, Query
+from flexstream.cython_ext.shared cimport Connection, Move, Position
 from flexstream.cython_ext.worker cimport StreamState, WorkerState
 
 cdef bint tell(WorkerState *worker, uint32_t target, uint32_t kind, void *ptr) noexcept nogil
@@ -19,6 +19,8 @@ cdef uint64_t ring_room(WorkerState *worker, uint32_t target) noexcept nogil
 cdef void attach(WorkerState *worker, Connection *connection) noexcept nogil
 cdef void serve_from_now(WorkerState *worker, Connection *connection) noexcept nogil
 cdef Query *query_of(StreamState *stream, uint64_t number) noexcept nogil
+cdef Position position_of(const PaneSet *panes) noexcept nogil
+cdef void begin_at(PaneSet *panes, const Position *position) noexcept nogil
 cdef uint64_t bytes_of_pane(const Query *query, const Pane *pane) noexcept nogil
 cdef void quiescent(WorkerState *worker) noexcept nogil
 cdef void sweep(WorkerState *worker, Move *move) noexcept nogil

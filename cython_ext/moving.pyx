@@ -14,7 +14,7 @@ from flexstream.cython_ext.includes.native cimport (
     fs_count, fs_fence, fs_fetch_sub, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
 )
 from flexstream.cython_ext.messages cimport ADOPT, BORROW, DRAINED, GIVE_BACK, SHARE, SOCKET
-from flexstream.cython_ext.panes cimport PaneSet, pane_bytes, panes_absorb, panes_reset, query_flush
+from flexstream.cython_ext.panes cimport pane_bytes, panes_absorb, panes_reset, query_flush
 from flexstream.cython_ext.progress cimport (
     begin_advance, begin_revision, close_connection, detach, push_limbo,
 )
@@ -180,6 +180,24 @@ cdef void give_back_sockets(WorkerState *worker) noexcept nogil:
     push_limbo(worker)
 
 
+cdef Position position_of(const PaneSet *panes) noexcept nogil:
+    cdef Position position
+    position.watermark = panes.watermark
+    position.late_before = panes.late_before
+    position.fired_until = panes.fired_until
+    position.usual_keys = panes.usual_keys
+    return position
+
+
+cdef void begin_at(PaneSet *panes, const Position *position) noexcept nogil:
+    """Fresh partials that go on where another worker is."""
+    panes_reset(panes)
+    panes.watermark = position.watermark
+    panes.late_before = position.late_before
+    panes.fired_until = position.fired_until
+    panes.usual_keys = position.usual_keys
+
+
 # The old owner
 
 
@@ -206,7 +224,7 @@ cdef void sweep_stream(WorkerState *worker, StreamState *stream, Move *move, Mov
     for q in range(stream.n_queries):
         moved.queries[q].id = stream.queries[q].id
         moved.queries[q].absorbed = False
-        moved.queries[q].panes = stream.queries[q].sets[move.group]
+        moved.queries[q].position = position_of(&stream.queries[q].sets[move.group])
 
 
 cdef void sweep(WorkerState *worker, Move *move) noexcept nogil:
@@ -246,6 +264,7 @@ cdef void count_panes(Move *move, const Query *query, const PaneSet *panes) noex
 cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
     """All that was received is worked off: publish what there is of the group, then count out."""
     cdef uint32_t s, q
+    cdef uint32_t target = move.target      # once counted out, the parcel may be gone
     cdef StreamState *stream
     cdef Query *query
     cdef MovedStream *moved
@@ -256,16 +275,15 @@ cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
             query = stream.queries[q]
             dense_settle_all(query, &worker.arena, &query.sets[move.group])
             query_flush(query, &worker.context)     # so that older results are not read after newer ones
-            moved.queries[q].id = query.id
             moved.queries[q].panes = query.sets[move.group]
             fs_count(&query.counters.open_panes, -<uint64_t> query.sets[move.group].n)
             count_panes(move, query, &query.sets[move.group])
             panes_reset(&query.sets[move.group])
     fs_count(&worker.arena.in_use, -move.bytes)
     move.drained_ns = fs_now_ns()
-    tell(worker, move.target, DRAINED, move)
+    tell(worker, target, DRAINED, move)
     fs_fetch_sub(&worker.shared.counter[move.group], 1)
-    wake(worker, move.target)
+    wake(worker, target)
 
 
 # The new owner
@@ -283,7 +301,6 @@ cdef void adopt_stream(StreamState *stream, Move *move, MovedStream *moved) noex
     cdef size_t at = <size_t> move.group * stream.max_sessions
     cdef uint32_t slot, q
     cdef Query *query
-    cdef PaneSet *panes
     for slot in range(moved.slots):
         if moved.session_watermark[slot] > stream.session_watermark[at + slot]:
             fs_store_relaxed(<uint64_t *> &stream.session_watermark[at + slot],
@@ -295,12 +312,7 @@ cdef void adopt_stream(StreamState *stream, Move *move, MovedStream *moved) noex
     for q in range(moved.n_queries):
         query = query_of(stream, moved.queries[q].id)
         if query != NULL:
-            panes = &query.sets[move.group]
-            panes_reset(panes)
-            panes.watermark = moved.queries[q].panes.watermark
-            panes.late_before = moved.queries[q].panes.late_before
-            panes.fired_until = moved.queries[q].panes.fired_until
-            panes.usual_keys = moved.queries[q].panes.usual_keys
+            begin_at(&query.sets[move.group], &moved.queries[q].position)
     stream.deferred[move.group] = DEFERRED
     fs_store_relaxed(&stream.owned[move.group], 1)
 

@@ -110,7 +110,7 @@ cdef class Placement:
         cdef uint32_t w
         fs_fence()
         for w in range(self.shared.n_workers):
-            if self.shared.seen[w] != NULL and not fs_load_relaxed(self.shared.sleeping[w]) \
+            if self.shared.seen[w] != NULL and not fs_load_acquire(self.shared.sleeping[w]) \
                     and fs_load_acquire(self.shared.seen[w]) < version:
                 return False
         return True

@@ -60,10 +60,18 @@ cdef struct Shared:
     int wake_fd[MAX_WORKERS]
 
 
+cdef struct Position:             # how far a query has come with a group
+    int64_t watermark
+    int64_t late_before
+    int64_t fired_until
+    uint32_t usual_keys
+
+
 cdef struct MovedQuery:
     uint64_t id
-    bint absorbed
-    PaneSet panes                 # with ADOPT: the position only; with DRAINED: the panes
+    bint absorbed                 # the new owner's
+    Position position             # with ADOPT
+    PaneSet panes                 # with DRAINED: the old owner may still write it when the new one has ADOPT
 
 
 cdef struct MovedStream:

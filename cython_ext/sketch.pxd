@@ -14,17 +14,19 @@ from flexstream.cython_ext.murmur3 cimport KeySpec
 
 cdef enum:
     COUNTERS = 16
-    SKETCH_HEAD = 2               # words: version, rows sampled
-    COUNTER_HEAD = 3              # words: count, error, hash; the key follows
-    AGE_AT = 2048                 # sampled rows of a group at which counts are halved
-    SAMPLE_SHIFT = 25             # one row in 64.5: gaps of 1 to 128, at random
+    HASHES = 2                    # a sketch, in words: version, rows sampled, COUNTERS hashes,
+    COUNTS = HASHES + COUNTERS    # as many counts,
+    ERRORS = COUNTS + COUNTERS    # errors,
+    KEYS = ERRORS + COUNTERS      # and keys of `key_words`
+    AGE_AT = 512                  # sampled rows of a group at which counts are halved
+    SAMPLE_SHIFT = 21             # one row in 1024: gaps of 1 to 2048, at random; 0.1 ns per row
 
 
 cdef struct Sketches:             # of one stream on one worker
     KeySpec key
     uint32_t groups
     uint32_t key_bytes
-    uint32_t counter_words
+    uint32_t key_words
     uint32_t sketch_words
     uint64_t until                # rows before the next sampled one
     uint32_t random

@@ -21,44 +21,38 @@ cdef bint same_key(const uint64_t *words, const uint64_t *key, uint32_t n) noexc
     return True
 
 
-cdef void take_over(uint64_t *sketch, uint64_t *counter, uint64_t hashed, const uint64_t *key,
-                    uint32_t n) noexcept nogil:
+cdef void take_over(Sketches *sketches, uint64_t *sketch, uint32_t counter, uint64_t hashed) noexcept nogil:
+    """The key at hand gets the counter. Stores are releases: none is seen before the odd version."""
+    cdef const uint64_t *key = <const uint64_t *> sketches.key_room
+    cdef uint64_t *words = sketch + KEYS + <size_t> counter * sketches.key_words
     cdef uint64_t version = fs_load_relaxed(&sketch[0])
-    cdef uint64_t count = fs_load_relaxed(&counter[0])
+    cdef uint64_t count = fs_load_relaxed(&sketch[COUNTS + counter])
     cdef uint32_t i
     fs_store_relaxed(&sketch[0], version + 1)
-    fs_fence()
-    fs_store_relaxed(&counter[0], count + 1)
-    fs_store_relaxed(&counter[1], count)
-    fs_store_relaxed(&counter[2], hashed)
-    for i in range(n):
-        fs_store_relaxed(&counter[COUNTER_HEAD + i], key[i])
+    fs_store_release(&sketch[HASHES + counter], hashed)
+    fs_store_release(&sketch[COUNTS + counter], count + 1)
+    fs_store_release(&sketch[ERRORS + counter], count)
+    for i in range(sketches.key_words):
+        fs_store_release(&words[i], key[i])
     fs_store_release(&sketch[0], version + 2)
 
 
-cdef void grow_old(uint64_t *sketch, uint32_t counter_words) noexcept nogil:
+cdef void grow_old(uint64_t *sketch) noexcept nogil:
     cdef uint64_t version = fs_load_relaxed(&sketch[0])
-    cdef uint64_t *counter = sketch + SKETCH_HEAD
-    cdef uint32_t c
+    cdef uint32_t i
     fs_store_relaxed(&sketch[0], version + 1)
-    fs_fence()
-    fs_store_relaxed(&sketch[1], fs_load_relaxed(&sketch[1]) // 2)
-    for c in range(<uint32_t> COUNTERS):
-        fs_store_relaxed(&counter[0], fs_load_relaxed(&counter[0]) // 2)
-        fs_store_relaxed(&counter[1], fs_load_relaxed(&counter[1]) // 2)
-        counter += counter_words
+    fs_store_release(&sketch[1], fs_load_relaxed(&sketch[1]) // 2)
+    for i in range(<uint32_t> COUNTS, <uint32_t> KEYS):
+        fs_store_release(&sketch[i], fs_load_relaxed(&sketch[i]) // 2)
     fs_store_release(&sketch[0], version + 2)
 
 
 cdef void add_row(Sketches *sketches, uint32_t group, const unsigned char *row) noexcept nogil:
     cdef uint64_t *sketch = sketches.words + <size_t> group * sketches.sketch_words
-    cdef uint64_t *counter = sketch + SKETCH_HEAD
-    cdef uint64_t *smallest = counter
+    cdef uint64_t hashed = key_hash(&sketches.key, row) | (<uint64_t> 1 << 32)
     cdef uint64_t least = <uint64_t> -1
     cdef uint64_t count
-    cdef uint64_t hashed = key_hash(&sketches.key, row) | (<uint64_t> 1 << 32)
-    cdef const uint64_t *key = <const uint64_t *> sketches.key_room
-    cdef uint32_t n = sketches.counter_words - COUNTER_HEAD
+    cdef uint32_t smallest = 0
     cdef size_t at = 0
     cdef uint32_t i
     for i in range(sketches.key.n):
@@ -66,18 +60,20 @@ cdef void add_row(Sketches *sketches, uint32_t group, const unsigned char *row) 
         at += sketches.key.fields[i].size
     fs_count(&sketch[1], 1)
     for i in range(<uint32_t> COUNTERS):
-        if fs_load_relaxed(&counter[2]) == hashed and same_key(&counter[COUNTER_HEAD], key, n):
-            fs_count(&counter[0], 1)
+        if fs_load_relaxed(&sketch[HASHES + i]) == hashed and same_key(
+                sketch + KEYS + <size_t> i * sketches.key_words, <const uint64_t *> sketches.key_room,
+                sketches.key_words):
+            fs_count(&sketch[COUNTS + i], 1)
             break
-        count = fs_load_relaxed(&counter[0])
-        if count < least:
-            least = count
-            smallest = counter
-        counter += sketches.counter_words
     else:
-        take_over(sketch, smallest, hashed, key, n)
+        for i in range(<uint32_t> COUNTERS):
+            count = fs_load_relaxed(&sketch[COUNTS + i])
+            if count < least:
+                least = count
+                smallest = i
+        take_over(sketches, sketch, smallest, hashed)
     if fs_load_relaxed(&sketch[1]) >= AGE_AT:
-        grow_old(sketch, sketches.counter_words)
+        grow_old(sketch)
 
 
 cdef void sample_rows(Sketches *sketches, uint32_t group, const unsigned char *rows, uint64_t n,
@@ -99,11 +95,11 @@ cdef class KeySketch:
         self.sketches.groups = groups
         self.sketches.random = seed * <uint32_t> 2654435761
         self.sketches.key_bytes = sum(stream.schema.field(name).size for name in stream.key)
-        self.sketches.counter_words = COUNTER_HEAD + (self.sketches.key_bytes + 7) // 8
-        self.sketches.sketch_words = SKETCH_HEAD + COUNTERS * self.sketches.counter_words
+        self.sketches.key_words = (self.sketches.key_bytes + 7) // 8
+        self.sketches.sketch_words = KEYS + COUNTERS * self.sketches.key_words
         # Touched only where rows are sampled: untouched pages of a large calloc take no memory.
         self.sketches.words = <uint64_t *> calloc(<size_t> groups * self.sketches.sketch_words, 8)
-        self.sketches.key_room = <unsigned char *> calloc(self.sketches.counter_words - COUNTER_HEAD, 8)
+        self.sketches.key_room = <unsigned char *> calloc(self.sketches.key_words, 8)
         if self.sketches.words == NULL or self.sketches.key_room == NULL:
             raise MemoryError(f"no memory for the key sketches of {groups} groups")
         self._names = tuple(stream.key)
@@ -138,11 +134,10 @@ cdef class KeySketch:
                 break
         found = []
         for i in range(<uint32_t> COUNTERS):
-            at = SKETCH_HEAD + i * self.sketches.counter_words
-            if words[at] > words[at + 1]:
-                start = (at + COUNTER_HEAD) * 8
-                found.append((self._value(copy[start:start + self.sketches.key_bytes]),
-                              words[at] - words[at + 1]))
+            count, error = words[COUNTS + i], words[ERRORS + i]
+            if count > error:
+                start = (KEYS + i * self.sketches.key_words) * 8
+                found.append((self._value(copy[start:start + self.sketches.key_bytes]), count - error))
         found.sort(key=lambda item: -item[1])
         return words[1], found
 

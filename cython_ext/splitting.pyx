@@ -10,7 +10,7 @@ from flexstream.cython_ext.firing cimport settle
 from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_relaxed, fs_store_release
 from flexstream.cython_ext.messages cimport BORROW, GIVE_BACK, SHARE
 from flexstream.cython_ext.moving cimport (
-    attach, bytes_of_pane, query_of, ring_room, serve_from_now, tell, wake,
+    attach, begin_at, bytes_of_pane, position_of, query_of, ring_room, serve_from_now, tell, wake,
 )
 from flexstream.cython_ext.panes cimport Pane, PaneSet, Query, floor_to, panes_absorb, panes_reset
 from flexstream.cython_ext.progress cimport begin_advance, close_connection, detach, note_session
@@ -66,20 +66,21 @@ cdef void lend_stream(WorkerState *worker, StreamState *stream, Loan *loan, Lent
     lent.n_queries = stream.n_queries
     for q in range(stream.n_queries):
         lent.queries[q].id = stream.queries[q].id
-        lent.queries[q].panes = stream.queries[q].sets[loan.group]
+        lent.queries[q].position = position_of(&stream.queries[q].sets[loan.group])
 
 
 cdef void lend(WorkerState *worker, Loan *loan) noexcept nogil:
     """Give some connections of the group to the borrower. Without two connections there is nothing to share."""
     cdef uint32_t s
+    cdef uint32_t borrower = loan.borrower  # once it has been told, the parcel may be gone
     if worker.streams[0].owned[loan.group]:
         for s in range(worker.n_streams):
             lend_stream(worker, worker.streams[s], loan, &loan.streams[s])
     if loan.n_connections == 0:
         fs_store_release(&loan.done, 1)
         return
-    tell(worker, loan.borrower, BORROW, loan)
-    wake(worker, loan.borrower)
+    tell(worker, borrower, BORROW, loan)
+    wake(worker, borrower)
 
 
 # The borrower
@@ -89,7 +90,6 @@ cdef void borrow_stream(StreamState *stream, Loan *loan, LentStream *lent) noexc
     cdef size_t at = <size_t> loan.group * stream.max_sessions
     cdef uint32_t slot, q
     cdef Query *query
-    cdef PaneSet *panes
     for slot in range(stream.max_sessions):
         if lent.lent[slot]:
             stream.borrowed[at + slot] = 1
@@ -104,11 +104,7 @@ cdef void borrow_stream(StreamState *stream, Loan *loan, LentStream *lent) noexc
     for q in range(lent.n_queries):
         query = query_of(stream, lent.queries[q].id)
         if query != NULL:
-            panes = &query.sets[loan.group]
-            panes_reset(panes)
-            panes.watermark = lent.queries[q].panes.watermark
-            panes.late_before = lent.queries[q].panes.late_before
-            panes.fired_until = lent.queries[q].panes.fired_until
+            begin_at(&query.sets[loan.group], &lent.queries[q].position)
 
 
 cdef void serve_all(WorkerState *worker, Loan *loan) noexcept nogil:
@@ -261,6 +257,7 @@ cdef bint give_back(WorkerState *worker, Loan *loan) noexcept nogil:
     """All panes, then the connections. False: no memory for the last share; try again."""
     cdef uint32_t s, slot, q
     cdef size_t at
+    cdef uint32_t owner = loan.owner        # once it has been told, the parcel may be gone
     cdef StreamState *stream
     cdef LentStream *lent
     cdef Connection *connection
@@ -290,8 +287,8 @@ cdef bint give_back(WorkerState *worker, Loan *loan) noexcept nogil:
                 arena_release(&worker.arena, stream.queries[q].sets[loan.group].panes,
                               stream.queries[q].sets[loan.group].capacity * sizeof(Pane *))
             panes_reset(&stream.queries[q].sets[loan.group])
-    tell(worker, loan.owner, GIVE_BACK, loan)
-    wake(worker, loan.owner)
+    tell(worker, owner, GIVE_BACK, loan)
+    wake(worker, owner)
     return True
 
 

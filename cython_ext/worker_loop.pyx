@@ -276,7 +276,7 @@ cdef int wait_for_events(WorkerState *worker, epoll_event *events, int timeout_m
     cdef int n
     if timeout_ms == 0:
         return epoll_wait(worker.epoll_fd, events, MAX_EVENTS, 0)
-    fs_store_relaxed(&worker.sleeping, 1)
+    fs_store_release(&worker.sleeping, 1)       # who sees it may free what was read before
     fs_fence()
     if orders_wait(worker) or feeds_wait(worker) or fs_load_acquire(&worker.stop_wanted) or sample_is_wanted(worker):
         timeout_ms = 0

@@ -65,8 +65,7 @@ class Engine:
     threads to the scheduler. expected_producers: nothing fires before so many have registered. compile: "auto"
     compiles queries to native code in the background, "off" does not, "require" makes submit() wait and raise.
     stage_limit_bytes, stage_timeout_s: bound on staged rows, and on how long they wait for a commit.
-    balance: "auto" moves groups between workers as their load asks for it, "off" only when told to (default: auto
-    with several workers).
+    balance: "auto" (the default with several workers) moves groups as the load asks for it, "off" when told to.
 
     All methods are thread-safe. Raises EngineError: cores that do not exist, ports in use, unknown names.
     """
@@ -110,7 +109,7 @@ class Engine:
         self._variants = Variants(compile)
         self._lock = threading.RLock()
         self._catalog = threading.RLock()  # held, before _lock, by whoever changes streams and queries, or moves groups
-        self._catalog_settled = True
+        self._catalog_changes = self._settled_changes = 0
         self._streams: dict[str, RunningStream] = {}
         self._by_index: list[RunningStream] = []
         self._queries: dict[str, RunningQuery] = {}
@@ -201,7 +200,7 @@ class Engine:
         """Start a query; it sees the rows that come from now on. Its stream is added if it is not known yet."""
         bound = optimise(query.bound())
         lowered = lower(bound)
-        with self._changing_queries(), self._lock:
+        with self.mover.without_splits(), self._lock:
             self._check_open()
             if query.name in self._queries:
                 raise EngineError(
@@ -227,6 +226,7 @@ class Engine:
             self._by_number[number] = running
             for worker, state in zip(self.workers, states, strict=True):
                 worker.add_query(stream.index, state)
+            self._catalog_changes += 1
         if not self._variants.start(running, lambda: generate(bound)):
             self.cancel(query.name)
             raise EngineError(
@@ -242,12 +242,13 @@ class Engine:
     def cancel(self, name: str) -> None:
         """Stop a query. Windows that have not fired are dropped; its result log stays on disk."""
         self.staging.query_gone(name)
-        with self._changing_queries(), self._lock:
+        with self.mover.without_splits(), self._lock:
             self._check_open()
             running = self._running(name)
             del self._queries[name]
             for worker, state in zip(self.workers, running.states, strict=True):
                 worker.drop_query(running.stream.index, state)
+            self._catalog_changes += 1
         if threading.current_thread() is not self.collector:  # in a callback it would wait for itself
             running.dropped.wait(10)
         self.collector.remove_query(running.number)
@@ -376,22 +377,16 @@ class Engine:
         self._check_open()
         return self.mover.move(targets, reason)
 
-    @contextlib.contextmanager
-    def _changing_queries(self) -> Iterator[None]:
-        with self._catalog:
-            if not self._closed:
-                self.mover.unsplit_all()
-            self._catalog_settled = False
-            yield
-
     def _queries_of_streams(self) -> list[int]:
         return [sum(q.stream is s for q in self._by_number.values()) for s in self._by_index]
 
-    def _settle_catalog(self, timeout: float) -> None:
-        """All workers have the same queries before a group moves."""
-        if not self._catalog_settled:
+    def _settle_catalog(self, timeout: float) -> bool:
+        """Whether all workers have the same queries; waits for that, with a timeout other than 0."""
+        changes = self._catalog_changes
+        if timeout > 0 and self._settled_changes != changes:
             self._barrier(time.monotonic() + timeout)
-            self._catalog_settled = True
+            self._settled_changes = changes
+        return self._settled_changes == self._catalog_changes
 
     def nic_facts(self) -> dict[str, Any]:
         return self.nic.describe()

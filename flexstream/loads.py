@@ -1,7 +1,7 @@
 """What each group costs, read from the workers' counters: rows, what waits, and the keys behind them.
 
 Nothing here is on the record path: workers count rows anyway, sample what their sockets hold when they are asked to,
-at a quiescent point, and sketch keys from one row in 64. Load is what *came* for a group, not what was worked off: a
+at a quiescent point, and sketch keys from one row in 1024. Load is what *came* for a group, not what was worked off: a
 worker that the machine kept from running for a while has as much to do as before.
 """
 
@@ -80,12 +80,13 @@ class Loads:
             handed = self._handed.get(running.index, 0.0)  # read after what was taken: never less than that
             rows += handed
             waiting += handed
-        new = len(streams) - len(self._totals)
-        before = np.pad(self._totals, ((0, new), (0, 0)))
-        fresh = np.maximum(totals - before, 0.0)  # a group on the move is for a moment at both workers, or at none
+        if len(streams) > len(self._totals):
+            new = ((0, len(streams) - len(self._totals)), (0, 0))
+            self._totals, self.steady = np.pad(self._totals, new), np.pad(self.steady, new)
+        fresh = np.maximum(totals - self._totals, 0.0)  # a group on the move is for a moment at both, or at none
         fade = 0.0 if self._last_s is None else 0.5 ** ((now_s - self._last_s) / STEADY_HALF_LIFE_S)
         batches = float(sum(worker.progress()[1] for worker in self._workers))
-        self.steady = np.pad(self.steady, ((0, new), (0, 0))) * fade + fresh
+        self.steady = self.steady * fade + fresh
         self.fresh, self.fresh_batches = fresh.sum(axis=0), batches - self._batches
         self.waiting = np.maximum(waiting, 0.0)
         self._totals, self._batches, self._last_s = totals, batches, now_s

@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +91,7 @@ class Mover:
         workers: list[Any],
         catalog: threading.RLock,
         queries_of_streams: Callable[[], list[int]],
-        settle_catalog: Callable[[float], None],
+        settle_catalog: Callable[[float], bool],
         follow: Callable[[list[int]], str | None],
         max_sessions: int,
     ) -> None:
@@ -120,7 +121,7 @@ class Mover:
         point; then nothing has moved.
         """
         self._check(targets)
-        with self._catalog, self._one_at_a_time:
+        with self._settled_catalog(timeout):
             if self._stopping:
                 raise EngineError("the engine is stopping: nothing moves any more", code="closed")
             self._finish(self.under_way(), timeout)
@@ -128,7 +129,6 @@ class Mover:
             owners = self._placement.owners()
             moves = [self._new(g, owners[g], w, reason) for g, w in sorted(targets.items()) if owners[g] != w]
             if moves:
-                self._settle_catalog(timeout)
                 self._run(moves, timeout)
             return moves
 
@@ -141,7 +141,7 @@ class Mover:
         one worker only.
         """
         self._check({group: borrower})
-        with self._catalog, self._one_at_a_time:
+        with self._settled_catalog(timeout):
             self._finish(self.under_way(), timeout)
             owner = self._placement.owner(group)
             if group in self._loans or borrower == owner:
@@ -150,7 +150,6 @@ class Mover:
                     + ("it is split already" if group in self._loans else "that is its owner"),
                     code="not_split",
                 )
-            self._settle_catalog(timeout)
             if not self._placement.grace(self._placement.publish([group], ()), GRACE_S):
                 raise self._unsplit_error(group, "a worker did not come to a quiescent point")
             loan = self._loan(group, owner, borrower, share)
@@ -175,13 +174,15 @@ class Mover:
 
     def unsplit(self, group: int, timeout: float = SETTLE_S) -> None:
         """The owner serves all connections of the group again. A group that is not split stays as it is."""
-        with self._catalog, self._one_at_a_time:
+        with self._one_at_a_time, self._catalog:
             self._unsplit([group], timeout)
 
-    def unsplit_all(self, timeout: float = SETTLE_S) -> None:
-        """Before streams and queries change: a borrower and an owner have the same ones."""
-        with self._catalog, self._one_at_a_time:
+    @contextmanager
+    def without_splits(self, timeout: float = SETTLE_S) -> Iterator[None]:
+        """The catalog, to change it: a borrower and an owner have the same queries."""
+        with self._one_at_a_time, self._catalog:
             self._unsplit(list(self._loans), timeout)
+            yield
 
     def _unsplit(self, groups: Iterable[int], timeout: float) -> None:
         for group in [group for group in groups if group in self._loans]:
@@ -198,6 +199,17 @@ class Mover:
 
     def splits(self) -> list[Split]:
         return list(self._loans.values())
+
+    @contextmanager
+    def _settled_catalog(self, timeout: float) -> Iterator[None]:
+        """The catalog, when all workers have the same queries. It is not held while that is waited for: what is
+        waited for comes through the collector, which may be in a callback that wants the catalog."""
+        while True:
+            self._settle_catalog(timeout)
+            with self._one_at_a_time, self._catalog:
+                if self._settle_catalog(0):
+                    yield
+                    return
 
     def _check(self, targets: Mapping[int, int]) -> None:
         for group, worker in targets.items():

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flexstream.nic.balancer import Balancer, BalancerConfig
-from flexstream.nic.placement_plan import SHARE, Limits, group_percent, worker_percent
+from flexstream.nic.placement_plan import SHARE, Limits, worker_percent
 
 Floats = NDArray[np.float64]
 
@@ -94,14 +94,14 @@ class Watch:
         total = float(self._recent.sum() + self._recent_growth.sum())
         if active < 2 or total < 1.0:
             return False
-        balancer.rows_come_in(self._roughness(total))
-        band = balancer.band_percent(total, active)
         out = imbalance(self._recent, self._recent_growth, placement, limits, balancer.config)
-        if out <= self._level + band:
-            self._level = min(self._level, out)
-            return False
-        self._level = out
-        return True
+        if out > self._level + balancer.config.dead_band_percent:  # most looks end here: the rest costs more
+            balancer.rows_come_in(self._roughness(total))
+            if out > self._level + balancer.band_percent(total, active):
+                self._level = out
+                return True
+        self._level = min(self._level, out)
+        return False
 
     def take(self, balancer: Balancer, turned: bool) -> Floats:
         """The rows for a tick: all since the last one, or those of the last moments if the load has turned."""
@@ -140,11 +140,14 @@ class Watch:
 
 def imbalance(rows: Floats, growth: Floats, placement: Sequence[int], limits: Limits, config: BalancerConfig) -> float:
     """How far the worst worker is from its share, in percent of it."""
-    small = float(growth.sum()) <= config.accumulation_floor * float(rows.sum())
-    weighed = np.zeros_like(growth) if small else growth
-    active = np.array([worker not in limits.inactive for worker in range(limits.workers)])
-    percent = group_percent(rows, weighed, int(active.sum()), config.weights)
-    if not percent.any():
+    came, grew = float(rows.sum()), float(growth.sum())
+    active = limits.workers - len(limits.inactive)
+    if came + grew <= 0.0:
         return 0.0
+    percent = rows
+    if grew > config.accumulation_floor * came:  # as placement_plan.group_percent has it
+        weights = config.weights
+        percent = rows * (weights.load / max(came, 1e-9)) + growth * (weights.accumulation / grew)
     placed = worker_percent(percent, np.array(placement, np.int32), limits)
-    return float(np.abs(placed - SHARE * active).max())
+    placed *= SHARE * active / float(placed.sum())
+    return max(abs(float(load) - SHARE * (worker not in limits.inactive)) for worker, load in enumerate(placed))

@@ -1,7 +1,7 @@
 """The balancer at work in an engine: looks at the loads, decides, moves groups, and remembers why.
 
 Every look reads samples of the workers; every tick asks `nic.balancer.Balancer`. Looks come often while rows flow and
-cost some tens of microseconds; one that sees the load turn, or a backlog grow on one side, hurries the next tick.
+cost a fraction of a millisecond; one that sees the load turn, or a backlog grow on one side, hurries the next tick.
 """
 
 from __future__ import annotations

@@ -63,8 +63,9 @@ cdef struct Table:
 
 cdef struct Group:
     Table *table[MAX_WORKERS]     # of each worker; NULL: it has none
-    Table *old                    # keys may still be there: every access locks
+    Table *old                    # keys may still be there: every access locks. (Or the one being restored)
     uint64_t fetching             # the same, for the worker that gets rows: 1 + index of the old worker
+    uint64_t given                # the old worker has no row of it any more: it may hand over what nobody asks for
     uint64_t finished_ns
 
 
@@ -162,7 +163,7 @@ cdef void hand_over_some(uint32_t worker) noexcept nogil:
     cdef Group *group
     for g in range(store.groups):
         group = &store.group[g]
-        if fs_load_acquire(&group.fetching) == worker + 1 and group.old != NULL:
+        if fs_load_acquire(&group.fetching) == worker + 1 and fs_load_acquire(&group.given):
             for new in range(store.workers):
                 if new != worker and group.table[new] != NULL:
                     hand_over(group, worker, new, BIN)
@@ -195,6 +196,8 @@ cdef Step store_kernel(Query *query, Context *context, PaneSet *panes, const uns
         return STEP_WAIT
     m = program_run(query.program, rows, n, context.scratch)
     old = fs_load_acquire(&group.fetching)
+    if old and old != worker + 1 and not fs_load_acquire(&group.given):
+        fs_store_release(&group.given, 1)       # its rows are here, so the old worker has swept it
     for i in range(m):
         row = rows + <size_t> context.scratch.selected[i] * query.row_bytes
         time = fs_i64(row + query.time_offset)
@@ -285,12 +288,15 @@ def begin_fetching(moves):
         group.old = group.table[<int> old]
         group.old.at = 0
         group.finished_ns = 0
+        group.given = 0
         fs_store_release(&group.fetching, <uint64_t> old + 1)
+    fs_store_release(&store.n_fetching, len(moves))
 
 
-def hand_over_begins(n):
-    """The sockets are over: old workers begin to hand over what nobody asks for."""
-    fs_store_release(&store.n_fetching, n)
+def all_given(groups):
+    """The sockets are over: old workers hand over also those groups of which no row has come since."""
+    for g in groups:
+        fs_store_release(&store.group[<int> g].given, 1)
 
 
 def fetched(groups):
@@ -324,15 +330,18 @@ def snapshot(str path):
     cdef uint64_t record[3]
     if file == NULL:
         raise OSError(f"cannot write {path}")
-    for g in range(store.groups):
-        for w in range(store.workers):
-            table = store.group[g].table[w]
-            if table == NULL:
-                continue
-            for k in range(table.mask + 1):
-                if table.cells[k].tag:
-                    record[0], record[1], record[2] = g, table.cells[k].tag, table.cells[k].count
-                    n += fwrite(record, sizeof(record), 1, file)
+    with nogil:
+        for g in range(store.groups):
+            for w in range(store.workers):
+                table = store.group[g].table[w]
+                if table == NULL:
+                    continue
+                for k in range(table.mask + 1):
+                    if table.cells[k].tag:
+                        record[0] = g
+                        record[1] = table.cells[k].tag
+                        record[2] = table.cells[k].count
+                        n += fwrite(record, sizeof(record), 1, file)
     if fclose(file) != 0:
         raise OSError(f"cannot write {path}")
     return n
@@ -355,10 +364,11 @@ def restore(str path, list placement, list before):
         table = spare_table()
         store.group[g].table[<int> placement[g]] = table
         store.group[g].table[<int> before[g]] = table
-    while fread(record, sizeof(record), 1, file) == 1:
-        g = <uint32_t> record[0]
-        cell = find(store.group[g].table[<int> placement[g]], record[1])
-        cell.count = record[2]
+        store.group[g].old = table
+    with nogil:
+        while fread(record, sizeof(record), 1, file) == 1:
+            cell = find(store.group[record[0]].old, record[1])
+            cell.count = record[2]
     fclose(file)
 
 

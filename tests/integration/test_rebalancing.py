@@ -236,3 +236,25 @@ def test_engines_that_do_nothing_stop_at_once_and_leave_no_thread() -> None:
         with fs.Engine(2, groups=4, pin=False):
             pass
     until(lambda: threading.active_count() <= before, "threads to end")
+
+
+def test_callbacks_may_submit_and_cancel_while_groups_move() -> None:
+    """The collector calls back; a move that waited for it with the catalog in hand would wait for itself."""
+    with make_engine() as engine, Load(engine) as load:
+        submitted: list[str] = []
+
+        def on_results(batch: Any) -> None:
+            for _ in range(2):
+                query = summed(STREAM, f"passing-{len(submitted)}", fs.tumbling("1s"))
+                engine.submit(query)
+                engine.cancel(query.name)
+                submitted.append(query.name)
+
+        engine.on_results("q", on_results)
+
+        def moved_often() -> bool:
+            engine.move({group: 1 - worker for group, worker in enumerate(engine.placement())})
+            return len(engine.mover.history) > 20 * GROUPS and len(submitted) > 10
+
+        load.until(moved_often, "moves and queries")
+        load.finish()

@@ -76,6 +76,25 @@ def test_ratios_leave_out_rounds_in_which_one_did_not_migrate() -> None:
     assert medians(rounds, "restarting", "migration_ms") is None
 
 
+def test_only_what_both_did_in_most_rounds_is_compared() -> None:
+    from benchmarks.skew import compared
+
+    def case(ours: int, theirs: int) -> dict[str, Any]:
+        return {"rounds": 5, "ways": {"flexstream": {"migrated": ours}, "fetching": {"migrated": theirs}}}
+
+    assert compared(case(5, 3))
+    assert not compared(case(5, 2))
+    assert not compared(case(0, 5))
+
+
+def test_a_run_sends_every_key_before_the_load_turns_but_ends_in_time() -> None:
+    from benchmarks.skew import AFTER_S, BEFORE_S, MOST_BEFORE_S, lengths
+
+    assert lengths(1000, 1e6, False) == (BEFORE_S + AFTER_S, BEFORE_S)
+    assert lengths(1_000_000, 1e6, False)[1] == pytest.approx(1.5)
+    assert lengths(1_000_000, 1e3, False)[1] == MOST_BEFORE_S
+
+
 def move(at_ms: float, group: int, state: str = "moved") -> SimpleNamespace:
     """A settled move whose steps are a millisecond apart."""
     ns = int(at_ms * 1e6)

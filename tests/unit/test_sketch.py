@@ -43,13 +43,13 @@ def test_without_a_heavy_key_none_has_much() -> None:
     sketch = KeySketch(STREAM, 1)
     add(sketch, rows_of(keys))
     sampled, found = sketch.read(0)
-    assert sampled > 500
+    assert sampled > 250
     assert all(count < 0.05 * sampled for _, count in found)
 
 
 def test_several_heavy_keys_are_ranked() -> None:
     rng = np.random.default_rng(2)
-    keys = rng.choice([1, 2, 3, 4], 300_000, p=[0.4, 0.3, 0.2, 0.1])
+    keys = rng.choice([1, 2, 3, 4], 500_000, p=[0.4, 0.3, 0.2, 0.1])
     sketch = KeySketch(STREAM, 1)
     add(sketch, rows_of(keys))
     assert [key for key, _ in sketch.read(0)[1]] == [1, 2, 3, 4]
@@ -64,11 +64,11 @@ def test_it_speaks_of_the_recent_past() -> None:
     assert found[0][1] > 0.7 * sampled
 
 
-def test_about_one_row_in_64_is_sampled_whatever_the_batches() -> None:
-    for batch in (1, 7, 64, 1000):
+def test_about_one_row_in_1024_is_sampled_whatever_the_batches() -> None:
+    for batch in (7, 64, 1000, 5000):
         sketch = KeySketch(STREAM, 1)
-        add(sketch, rows_of(np.zeros(64_000, np.int64)), batch=batch)
-        assert 700 < sketch.read(0)[0] < 1300, batch
+        add(sketch, rows_of(np.zeros(400_000, np.int64)), batch=batch)
+        assert 300 < sketch.read(0)[0] < 500, batch
 
 
 def test_groups_are_apart_and_an_empty_one_is_empty() -> None:
@@ -83,7 +83,7 @@ def test_groups_are_apart_and_an_empty_one_is_empty() -> None:
 def test_keys_of_all_kinds_come_back_as_they_were() -> None:
     kinds = {"a": "bytes[5]", "b": "i16", "c": "f64", "d": "timestamp[s]", "e": "bool"}
     stream = fs.Stream("mixed", {"t": "timestamp[ms]", **kinds}, key=list(kinds), time="t")
-    rows = np.zeros(5_000, stream.schema.dtype)
+    rows = np.zeros(20_000, stream.schema.dtype)
     rows["a"], rows["b"], rows["c"], rows["d"], rows["e"] = b"ab", -3, 2.5, 7, True
     sketch = KeySketch(stream, 1)
     add(sketch, rows)
@@ -114,7 +114,7 @@ def test_a_group_that_is_not_there_is_refused(group: int) -> None:
 def test_many_groups_and_long_keys_take_memory_only_where_there_are_rows() -> None:
     stream = fs.Stream("long", {"t": "timestamp[ms]", "k": "bytes[1000]"}, key="k", time="t")
     sketch = KeySketch(stream, 65_534)  # a gigabyte of addresses, a few pages of memory
-    rows = np.zeros(1_000, stream.schema.dtype)
+    rows = np.zeros(8_000, stream.schema.dtype)
     rows["k"] = b"x" * 1000
     add(sketch, rows, group=65_533)
     assert [key for key, _ in sketch.read(65_533)[1]] == [b"x" * 1000]

@@ -23,6 +23,7 @@ import numpy as np
 import flexstream as fs
 from benchmarks.harness import CACHE, PROJECT
 from flexstream.cython_ext.worker import now_ns
+from flexstream.loads import Loads
 from flexstream.nic.balancer import Limits, plan
 
 SAMPLE_S = 0.05  # Flink samples a task so often,
@@ -41,7 +42,6 @@ class Watch(threading.Thread):
         self.found: dict[str, Any] = {}
         self.failure: BaseException | None = None
         self._stop_wanted = threading.Event()
-        self._rows = np.zeros(engine.groups)
 
     def run(self) -> None:
         try:
@@ -58,15 +58,6 @@ class Watch(threading.Thread):
         if self.failure is not None:
             raise self.failure
         return self.found
-
-    def new_rows(self) -> np.ndarray:
-        """Rows per group since the last call."""
-        now = np.zeros(self.engine.groups)
-        for running in self.engine.running()[0]:
-            for handle in running.handles:
-                now += handle.counters()["groups"]
-        new, self._rows = now - self._rows, now
-        return np.maximum(new, 0.0)
 
 
 # -- FlexStream
@@ -153,22 +144,27 @@ class BackPressure:
 
 
 class Triggered(Watch):
-    """Waits for back-pressure, then migrates once. What happens before the turn is not its business."""
+    """Waits for back-pressure, then migrates once, by what came for each group since the sample before.
+
+    What happens before the turn is not its business.
+    """
 
     def __init__(self, engine: fs.Engine, store: Any, shared: Path, forced: bool = False) -> None:
         super().__init__(engine)
         self._least_share = 0.0 if forced else BLOCKED_SHARE
         self.store = store
         self._pressure = BackPressure(shared)
+        self._loads = Loads(engine.workers, engine.groups, lambda: engine.running()[0], {})
 
     def watch(self) -> None:
         while not self._stop_wanted.wait(SAMPLE_S):
-            rows = self.new_rows()
+            self._loads.look(time.monotonic())
+            self._loads.want_samples()
             if self._pressure.share() < self._least_share or not self._pressure.turned:
                 continue
             detected = now_ns()
             nothing = np.zeros(self.engine.groups)
-            made = plan(rows, nothing, self.engine.placement(), Limits(len(self.engine.workers)))
+            made = plan(self._loads.fresh, nothing, self.engine.placement(), Limits(len(self.engine.workers)))
             if made.moves:
                 absorbed = self.migrate(made.moves)
                 self.found |= {"detected_ns": detected, "absorbed_ns": absorbed, "groups": len(made.moves)}
@@ -203,9 +199,9 @@ class Restarting(Triggered):
         for group, _, target in moves:
             after[group] = target
         self.store.pause()
-        deadline = time.monotonic() + 0.1  # a worker without rows does not rest; it has nothing to do either
-        while not all(self.store.resting()) and time.monotonic() < deadline:
-            time.sleep(0.0002)
+        placement = self.engine._placement  # past a quiescent point no worker is in a batch that began before
+        if not placement.grace(placement.publish((), ()), SETTLE_S):
+            raise SystemExit("a worker did not stop")
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/snapshot"
             cells = self.store.snapshot(path)

@@ -108,6 +108,7 @@ def start_sender(
     rate: float = 0,
     marker_ms: int = 0,
     watermark_every: int = 4,
+    sndbuf: int = 0,
 ) -> subprocess.Popen[str]:
     schema = YSB_STREAM.schema
     options: dict[str, Any] = {
@@ -125,6 +126,7 @@ def start_sender(
         "crc": int(crc),
         "rate": int(rate),
         "marker-ms": marker_ms,
+        "sndbuf": sndbuf,
         "producer": uuid.uuid4(),
     }
     command = [str(compiled("sender"))]

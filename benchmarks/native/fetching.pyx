@@ -77,7 +77,6 @@ cdef struct Store:
     Query *query[MAX_WORKERS]
     Group *group
     uint64_t paused
-    uint64_t resting[MAX_WORKERS] # the worker has seen `paused`
     uint64_t locked[MAX_WORKERS]  # rows counted under a lock
     uint64_t demanded[MAX_WORKERS]
     uint64_t handed[MAX_WORKERS]
@@ -192,7 +191,6 @@ cdef Step store_kernel(Query *query, Context *context, PaneSet *panes, const uns
     cdef uint32_t m, i
     context.done = 0
     if fs_load_acquire(&store.paused):
-        fs_store_release(&store.resting[worker], 1)
         return STEP_WAIT
     m = program_run(query.program, rows, n, context.scratch)
     old = fs_load_acquire(&group.fetching)
@@ -310,18 +308,12 @@ def fetched(groups):
 
 
 def pause():
-    """Workers rest from their next batch on."""
-    for w in range(store.workers):
-        fs_store_release(&store.resting[<int> w], 0)
+    """Workers rest from their next batch on: when all have passed a quiescent point, none is in a batch."""
     fs_store_release(&store.paused, 1)
 
 
-def resting():
-    return [bool(fs_load_acquire(&store.resting[<int> w])) for w in range(store.workers)]
-
-
 def snapshot(str path):
-    """Every cell of every group into a file; returns how many. Assumes: workers rest."""
+    """Every cell of every group into a file; returns how many. Assumes: no worker is in a batch."""
     cdef bytes name = path.encode()
     cdef FILE *file = fopen(name, "wb")
     cdef Table *table

@@ -7,7 +7,7 @@
  *
  *   sender --port n --frames file --groups G --stream ads --schema hash --row-bytes 78 [--cpu n] [--duration-ms 1000]
  *          [--rows max] [--time-offset n --time-delta n] [--watermark-every n] [--crc 1] [--rate rows/s]
- *          [--marker-ms n] [--token text] [--producer uuid]
+ *          [--marker-ms n] [--sndbuf bytes] [--token text] [--producer uuid]
  */
 #define _GNU_SOURCE
 #include "session.h"
@@ -137,6 +137,7 @@ int main(int argc, char **argv)
     row_bytes = number(argc, argv, "--row-bytes", 78);
     time_offset = number(argc, argv, "--time-offset", 0);
     time_delta = number(argc, argv, "--time-delta", 0);
+    send_buffer = number(argc, argv, "--sndbuf", 0);
     pin_to(number(argc, argv, "--cpu", -1));
     signal(SIGPIPE, SIG_IGN);
     load_frames(option(argc, argv, "--frames", "frames.bin"));

@@ -151,13 +151,15 @@ class Rebalancer(threading.Thread):
     # -- what it may do
 
     def limits(self) -> Limits:
-        moving = {move.group for move in self._mover.under_way()}
-        return Limits(self._loads.workers, inactive=self._inactive, frozen=self._frozen | moving)
+        return Limits(self._loads.workers, inactive=self._inactive, frozen=self._frozen | self._busy())
+
+    def _busy(self) -> set[int]:
+        """Groups that are on their way, or split: they stay where they are."""
+        return {move.group for move in self._mover.under_way()} | {split.group for split in self._mover.splits()}
 
     def _plan(self, inactive: frozenset[int], *, spread: bool = False) -> Plan:
         """On the rows of the last seconds. `spread`: without any, count every group as equal."""
-        moving = {move.group for move in self._mover.under_way()}
-        limits = Limits(self._loads.workers, inactive=inactive, frozen=self._frozen | moving)
+        limits = Limits(self._loads.workers, inactive=inactive, frozen=self._frozen | self._busy())
         rows = self._watch.steady_rows()
         if spread and not rows.any():
             rows = np.ones(len(rows))
@@ -301,7 +303,7 @@ class Rebalancer(threading.Thread):
             "automatic": self.auto,
             "frozen": sorted(self._frozen),
             "inactive": sorted(self._inactive),
-            "split": [],
+            "split": [split.to_dict() for split in self._mover.splits()],
             "imbalance_percent": round(imbalance(rows, nothing, placement, self.limits(), self.balancer.config), 1)
             if total
             else None,

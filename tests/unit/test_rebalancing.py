@@ -88,6 +88,9 @@ class Table:
     def under_way(self) -> list[GroupMove]:
         return []
 
+    def splits(self) -> list[Any]:
+        return []
+
 
 class Rig:
     def __init__(self, workers: int = 2, auto: bool = True, placement: list[int] | None = None) -> None:

@@ -26,7 +26,7 @@ from flexstream.cython_ext.lowering import lower
 from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd
-from flexstream.engine_options import balances, check_sizes, data_address, worker_cores
+from flexstream.engine_options import balances, check_data_dir, check_sizes, data_address, worker_cores
 from flexstream.engine_status import engine_status, group_rows, open_windows
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
@@ -102,7 +102,7 @@ class Engine:
         self.groups = groups
         self.frame_bytes = frame_bytes
         self.state = "running"
-        self._data_dir = Path(data_dir) if data_dir is not None else None
+        self._data_dir = check_data_dir(data_dir)
         self._retention = {"retention_bytes": retention_bytes, "retention_s": retention_s}
         self._max_sessions = max_sessions
         self._expected_producers = expected_producers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from pathlib import Path
 
 from flexstream.errors import EngineError
 from flexstream.nic.probe import Spec
@@ -69,3 +70,13 @@ def check_sizes(groups: int, frame_bytes: int, max_sessions: int, nic: str, comp
         )
     if compile not in ("auto", "off", "require"):
         raise EngineError(f"compile={compile!r} must be auto, off or require", code="bad_compile")
+
+
+def check_data_dir(data_dir: str | Path | None) -> Path | None:
+    """The folder of the logs, which need not be there yet."""
+    if data_dir is None:
+        return None
+    folder = Path(data_dir)
+    if folder.exists() and not folder.is_dir():
+        raise EngineError(f"data_dir={str(folder)!r} is not a directory", code="bad_data_dir", hint="name a directory")
+    return folder

@@ -61,7 +61,7 @@ class Staging:
         self._registering = threading.Lock()
         self._sessions: dict[tuple[str, str], Session] = {}
         self._handing: deque[tuple[Stage, int, dict[Any, int]]] = deque()  # what workers have not worked off
-        self._todo: queue.Queue[tuple[Record, threading.Event]] = queue.Queue()
+        self._todo: queue.Queue[tuple[Record, threading.Event] | None] = queue.Queue()  # None: the end
         self._applied: set[int] = set()  # numbers of kept batches that were applied by this process
         self._settled: set[int] = set()  # and whose windows have all fired
         self._replayed = not self.journal.kept and not self.journal.sinks
@@ -255,12 +255,13 @@ class Staging:
     def _run(self) -> None:
         while True:
             try:
-                record, done = self._todo.get(timeout=TICK_S)
+                taken = self._todo.get(timeout=TICK_S)
             except queue.Empty:
-                if self._stopping.is_set():
-                    return
                 self._tidy()
                 continue
+            if taken is None:
+                return
+            record, done = taken
             try:
                 self._apply(record)
                 self._feeder.flush()
@@ -444,6 +445,7 @@ class Staging:
         while self._todo.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.005)
         self._stopping.set()
+        self._todo.put(None)
         self._thread.join(max(1.0, deadline - time.monotonic()))
         self.journal.close()
         self.stages.close()

@@ -16,8 +16,7 @@ from flexstream.cython_ext.worker cimport StreamState, WorkerState
 cdef bint tell(WorkerState *worker, uint32_t target, uint32_t kind, void *ptr) noexcept nogil
 cdef void wake(WorkerState *worker, uint32_t target) noexcept nogil
 cdef uint64_t ring_room(WorkerState *worker, uint32_t target) noexcept nogil
-cdef void attach(WorkerState *worker, Connection *connection) noexcept nogil
-cdef void serve_from_now(WorkerState *worker, Connection *connection) noexcept nogil
+cdef void take_over(WorkerState *worker, Connection **handed) noexcept nogil
 cdef Query *query_of(StreamState *stream, uint64_t number) noexcept nogil
 cdef Position position_of(const PaneSet *panes) noexcept nogil
 cdef void begin_at(PaneSet *panes, const Position *position) noexcept nogil
@@ -29,5 +28,5 @@ cdef bint peers_wait(WorkerState *worker) noexcept nogil
 cdef bint read_peer(WorkerState *worker) noexcept nogil
 cdef bint next_due_advance(WorkerState *worker) noexcept nogil
 cdef void take_socket(WorkerState *worker, Connection *connection) noexcept nogil
-cdef void forward_held(WorkerState *worker) noexcept nogil
+cdef void take_sockets(WorkerState *worker, Connection **kept) noexcept nogil
 cdef void give_back_sockets(WorkerState *worker) noexcept nogil

@@ -16,7 +16,7 @@ from flexstream.cython_ext.includes.native cimport (
 from flexstream.cython_ext.messages cimport ADOPT, BORROW, DRAINED, GIVE_BACK, SHARE, SOCKET
 from flexstream.cython_ext.panes cimport pane_bytes, panes_absorb, panes_reset, query_flush
 from flexstream.cython_ext.progress cimport (
-    begin_advance, begin_revision, close_connection, detach, push_limbo,
+    begin_advance, begin_revision, close_connection, detach, note_session, push_limbo,
 )
 from flexstream.cython_ext.ring cimport Message, Ring, ring_empty, ring_free_slots, ring_pop, ring_push
 from flexstream.cython_ext.shared cimport Flags, Loan, MovedQuery, MovedStream, Share
@@ -141,23 +141,29 @@ cdef void take_socket(WorkerState *worker, Connection *connection) noexcept nogi
         worker.held_sockets = connection
 
 
-cdef void forward_held(WorkerState *worker) noexcept nogil:
-    cdef Connection *connection = worker.held_sockets
+cdef void take_sockets(WorkerState *worker, Connection **kept) noexcept nogil:
+    """All that were kept in the list; those that must still wait are kept again."""
+    cdef Connection *connection = kept[0]
     cdef Connection *following
-    worker.held_sockets = NULL
+    kept[0] = NULL
     while connection != NULL:
         following = connection.next
         take_socket(worker, connection)
         connection = following
 
 
-cdef void unpark(WorkerState *worker) noexcept nogil:
-    cdef Connection *connection = worker.parked
+cdef void take_over(WorkerState *worker, Connection **handed) noexcept nogil:
+    """Serve the connections of a parcel, which another worker has detached."""
+    cdef Connection *connection = handed[0]
     cdef Connection *following
-    worker.parked = NULL
+    handed[0] = NULL
     while connection != NULL:
         following = connection.next
-        take_socket(worker, connection)
+        attach(worker, connection)
+        if worker.stopping:
+            close_connection(worker, connection, FAULT_SHUTTING_DOWN)
+        else:
+            serve_from_now(worker, connection)
         connection = following
 
 
@@ -302,9 +308,7 @@ cdef void adopt_stream(StreamState *stream, Move *move, MovedStream *moved) noex
     cdef uint32_t slot, q
     cdef Query *query
     for slot in range(moved.slots):
-        if moved.session_watermark[slot] > stream.session_watermark[at + slot]:
-            fs_store_relaxed(<uint64_t *> &stream.session_watermark[at + slot],
-                             <uint64_t> moved.session_watermark[slot])
+        note_session(stream, slot, move.group, moved.session_watermark[slot])
         stream.next_row[at + slot] = moved.next_row[slot]
         stream.counted[at + slot] = moved.counted[slot]
     stream.ends_due[move.group] = 1         # ends that were noted here, and those that the old owner did not count
@@ -320,24 +324,14 @@ cdef void adopt_stream(StreamState *stream, Move *move, MovedStream *moved) noex
 cdef void adopt(WorkerState *worker, Move *move) noexcept nogil:
     """The group is ours. Its sockets are served from here on; it fires when the old owner has drained."""
     cdef uint32_t s
-    cdef Connection *connection = move.connections
-    cdef Connection *following
     worker.awaiting[move.group] = 1
     for s in range(move.n_streams):
         adopt_stream(worker.streams[s], move, &move.streams[s])
-    move.connections = NULL
-    while connection != NULL:
-        following = connection.next
-        attach(worker, connection)
-        if worker.stopping:
-            close_connection(worker, connection, FAULT_SHUTTING_DOWN)
-        else:
-            serve_from_now(worker, connection)
-        connection = following
+    take_over(worker, &move.connections)
     move.adopted_ns = fs_now_ns()
     move.next = worker.adopting
     worker.adopting = move
-    unpark(worker)
+    take_sockets(worker, &worker.parked)
 
 
 cdef bint absorb(WorkerState *worker, Move *move) noexcept nogil:

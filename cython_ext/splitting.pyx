@@ -4,16 +4,15 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
 from flexstream.cython_ext.arena cimport ARENA_OK, arena_alloc, arena_release, arena_size
-from flexstream.cython_ext.decoder cimport FAULT_SHUTTING_DOWN
 from flexstream.cython_ext.dense cimport dense_settle
 from flexstream.cython_ext.firing cimport settle
-from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_relaxed, fs_store_release
+from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_release
 from flexstream.cython_ext.messages cimport BORROW, GIVE_BACK, SHARE
 from flexstream.cython_ext.moving cimport (
-    attach, begin_at, bytes_of_pane, position_of, query_of, ring_room, serve_from_now, tell, wake,
+    begin_at, bytes_of_pane, position_of, query_of, ring_room, take_over, tell, wake,
 )
 from flexstream.cython_ext.panes cimport Pane, PaneSet, Query, floor_to, panes_absorb, panes_reset
-from flexstream.cython_ext.progress cimport begin_advance, close_connection, detach, note_session
+from flexstream.cython_ext.progress cimport begin_advance, detach, note_session
 from flexstream.cython_ext.shared cimport Connection, LentStream, SharedQuery
 
 
@@ -95,9 +94,7 @@ cdef void borrow_stream(StreamState *stream, Loan *loan, LentStream *lent) noexc
             stream.borrowed[at + slot] = 1
             stream.borrows[loan.group] += 1
             stream.next_row[at + slot] = lent.next_row[slot]
-            if lent.session_watermark[slot] > stream.session_watermark[at + slot]:
-                fs_store_relaxed(<uint64_t *> &stream.session_watermark[at + slot],
-                                 <uint64_t> lent.session_watermark[slot])
+            note_session(stream, slot, loan.group, lent.session_watermark[slot])
     if stream.borrows[loan.group] == 0:
         return
     stream.shared_until[loan.group] = INT64_MIN
@@ -107,25 +104,11 @@ cdef void borrow_stream(StreamState *stream, Loan *loan, LentStream *lent) noexc
             begin_at(&query.sets[loan.group], &lent.queries[q].position)
 
 
-cdef void serve_all(WorkerState *worker, Loan *loan) noexcept nogil:
-    cdef Connection *connection = loan.connections
-    cdef Connection *following
-    loan.connections = NULL
-    while connection != NULL:
-        following = connection.next
-        attach(worker, connection)
-        if worker.stopping:
-            close_connection(worker, connection, FAULT_SHUTTING_DOWN)
-        else:
-            serve_from_now(worker, connection)
-        connection = following
-
-
 cdef void borrow(WorkerState *worker, Loan *loan) noexcept nogil:
     cdef uint32_t s
     for s in range(loan.n_streams):
         borrow_stream(worker.streams[s], loan, &loan.streams[s])
-    serve_all(worker, loan)
+    take_over(worker, &loan.connections)
     fs_store_release(&loan.done, 1)         # the mover's again: the split stands
 
 
@@ -330,5 +313,5 @@ cdef void take_back(WorkerState *worker, Loan *loan) noexcept nogil:
                 stream.lent[at + slot] = 0
                 if loan.streams[s].lent[slot]:
                     stream.next_row[at + slot] = loan.streams[s].next_row[slot]
-    serve_all(worker, loan)
+    take_over(worker, &loan.connections)
     fs_store_release(&loan.done, 1)

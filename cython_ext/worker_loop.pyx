@@ -19,7 +19,7 @@ from flexstream.cython_ext.messages cimport (
     SWEEP,
 )
 from flexstream.cython_ext.moving cimport (
-    drain, forward_held, give_back_sockets, next_due_advance, peers_wait, quiescent, read_peer, sweep, take_socket,
+    drain, give_back_sockets, next_due_advance, peers_wait, quiescent, read_peer, sweep, take_socket, take_sockets,
 )
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
 from flexstream.cython_ext.progress cimport (
@@ -338,7 +338,7 @@ cdef Step run_peers(WorkerState *worker, uint64_t now) noexcept nogil:
             worker.recalled = recalled
             break
     if worker.held_sockets != NULL:
-        forward_held(worker)
+        take_sockets(worker, &worker.held_sockets)
     while worker.adopting != NULL and next_due_advance(worker):
         if work_off(worker) == STEP_WAIT:
             return STEP_WAIT

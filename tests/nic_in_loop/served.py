@@ -110,9 +110,6 @@ class Daemon:
     def post(self, path: str, body: Any) -> Any:
         return self._ask("POST", path, body)
 
-    def has_route(self, path: str) -> bool:
-        return path in self.get("/openapi.json")["paths"]
-
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
         text = None if body is None else json.dumps(body)
         status, answer = self._guest.call("http", method, CONTROL_PORT, path, TOKEN, text, 60.0)

@@ -155,8 +155,6 @@ def test_a_foreign_write_of_one_entry_moves_the_live_group_and_is_noticed(
 def test_moving_a_live_group_moves_its_queue_and_its_worker(
     guest: Guest, daemon: Daemon, napi_of_queue: dict[int, int], facts: list[str]
 ) -> None:
-    if not daemon.has_route("/v1/rebalance/move"):
-        pytest.skip("this daemon has no POST /v1/rebalance/move")
     key = observed.key(guest)
     with sending(daemon) as sender:
         sender.send(ALL)

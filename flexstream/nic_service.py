@@ -176,6 +176,8 @@ class NicService:
         state = NicState(verification.verdict.value)
         if state is NicState.UNVERIFIED and not seen and self._health.state is NicState.VERIFIED:
             return self._health  # nobody is sending: what was seen still stands
+        if not seen and self._alignment.open():
+            return NicHealth(state, "no data has come since the table was written")
         return NicHealth(state, verification.reason)
 
     def _note_drift(self, drift: list[str]) -> None:

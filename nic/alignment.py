@@ -129,6 +129,10 @@ class Alignment:
         with self._lock:
             self._live.pop(fd, None)
 
+    def open(self) -> int:
+        """Connections that are open now."""
+        return len(self._live)
+
     @property
     def ratio(self) -> float | None:
         """Aligned connections among all so far; None before the first."""

@@ -96,13 +96,16 @@ class Job:
         return process.returncode, said
 
     def _start(self, command: list[str], work: str | None) -> subprocess.Popen[str]:
+        environment = {**os.environ, "LC_ALL": "C"}
+        if work is not None:
+            environment["TMPDIR"] = work  # a compiler that is killed leaves its files there, not for ever in /tmp
         with self._lock:
             if self._stopped:
                 raise CompileError("the engine closes")
             try:
                 self._process = subprocess.Popen(
                     command, cwd=work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                    text=True, errors="replace", env={**os.environ, "LC_ALL": "C"}, start_new_session=True,
+                    text=True, errors="replace", env=environment, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
                 raise CompileError(f"it cannot be run: {error}; {INSTALL_HINT}") from error

@@ -175,13 +175,15 @@ def wait_until(what: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_a_compiler_that_hangs_is_ended_with_its_children(fake_cc, cache, tmp_path):
-    fake_cc(f'sleep 1000 & echo $! > "{tmp_path}/child"; wait')
+def test_a_compiler_that_hangs_is_ended_with_its_children_and_its_files(fake_cc, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    fake_cc(f'mktemp >/dev/null; sleep 1000 & echo $! > "{tmp_path}/child"; wait')
     with pytest.raises(CompileError, match=r"fake-cc: it did not finish within 0.5 s"):
         compile_code(CODE, Limits(seconds=0.5))
     child = int((tmp_path / "child").read_text())
     wait_until(lambda: gone(child))
-    assert left_behind(cache) == []
+    assert left_behind(cache) == list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_a_compiler_that_does_not_say_its_version_is_ended(fake_cc):

@@ -174,10 +174,11 @@ class NicService:
         except (ConfigError, OSError) as error:
             return NicHealth(NicState.UNVERIFIED, f"the device cannot be asked: {error}")
         state = NicState(verification.verdict.value)
-        if state is NicState.UNVERIFIED and not seen and self._health.state is NicState.VERIFIED:
-            return self._health  # nobody is sending: what was seen still stands
-        if not seen and self._alignment.open():
-            return NicHealth(state, "no data has come since the table was written")
+        if state is NicState.UNVERIFIED and not seen:
+            if self._health.state is NicState.VERIFIED:
+                return self._health  # nobody is sending: what was seen still stands
+            if self._alignment.open():
+                return NicHealth(state, "no data has come since the table was written")
         return NicHealth(state, verification.reason)
 
     def _note_drift(self, drift: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import random
 import signal
@@ -22,7 +23,17 @@ SHUTDOWN_S = 20  # after the limit, a test stuck in native code ends the whole r
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(PROJECT / ".cache" / "hypothesis"))
 
 
+def _with_fields(record: logging.LogRecord) -> bool:
+    """Log records of others have no fields; pytest's log_format (pyproject.toml) shows them."""
+    record.__dict__.setdefault("fields", "")
+    return True
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    handlers = config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (handlers.report_handler, handlers.caplog_handler):
+        handler.addFilter(_with_fields)
     config.addinivalue_line("markers", "time_limit(seconds): this test may take longer than the usual limit")
     try:
         from hypothesis import settings

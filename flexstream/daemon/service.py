@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -155,5 +157,7 @@ def _plain(window: Any) -> Any:
 def _print(line: str) -> None:
     try:
         print(line, file=sys.stdout, flush=True)
-    except OSError:
-        log.info("output_closed", extra={"fields": {"line": line}})  # the reader of our output went away
+    except OSError:  # the reader of our output went away; what lies in its buffer must not fail the exit
+        log.info("output_closed", extra={"fields": {"line": line}})
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())

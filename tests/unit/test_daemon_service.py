@@ -89,6 +89,21 @@ def test_sigterm_drains_names_the_open_windows_and_exits_with_0(project: Path, t
     assert "event=stopping" in err
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_it_stops_well_when_nobody_reads_its_output_any_more(project: Path, tmp_path: Path, unbuffered: str) -> None:
+    with served(project, tmp_path, PYTHONUNBUFFERED=unbuffered) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert "flexstream is ready" in child.stdout.readline()
+        child.stdout.close()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=30) == 0
+        said = child.stderr.read()
+        child.stdout = None
+    assert "event=output_closed" in said
+    assert "BrokenPipeError" not in said
+
+
 def test_ctrl_c_stops_it_too_and_json_lines_say_so(project: Path, tmp_path: Path) -> None:
     with served(project, tmp_path, "--json") as child:
         ready = ready_line(child)

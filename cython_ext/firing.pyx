@@ -7,11 +7,11 @@ from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena
 from flexstream.cython_ext.blocks cimport Block, block_rows, output_block
 from flexstream.cython_ext.dense cimport dense_settle
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_store_relaxed
-from flexstream.cython_ext.merging cimport table_merge
+from flexstream.cython_ext.merging cimport table_merge, table_take_out
 from flexstream.cython_ext.messages cimport RESULT_BLOCK
 from flexstream.cython_ext.panes cimport (
-    PHASE_EMIT, PHASE_EMIT_UNMERGED, PHASE_MERGE, PHASE_NONE, STEP_DONE, STEP_MORE, STEP_WAIT, Context, Pane, PaneSet, Query,
-    Step, drop_panes, end_after, first_end, floor_to, hand_over, last_end, next_due, pane_position,
+    PHASE_EMIT, PHASE_EMIT_UNMERGED, PHASE_MERGE, PHASE_NONE, PHASE_TAKE_OUT, STEP_DONE, STEP_MORE, STEP_WAIT, Context,
+    Pane, PaneSet, Query, Step, drop_panes, end_after, first_end, floor_to, hand_over, last_end, next_due, pane_position,
 )
 from flexstream.cython_ext.partial cimport (
     DIRTY_BIT, MAX_ENTRY_WORDS, ROWS_MASK, Table, entry_merge, entry_results, table_clear, table_find, table_init,
@@ -78,6 +78,16 @@ cdef void clear_dirty(Query *query, PaneSet *panes) noexcept nogil:
     panes.revised_until = INT64_MIN
 
 
+cdef void begin_merge(Query *query, PaneSet *panes) noexcept nogil:
+    """All of the window's panes, into an empty table."""
+    table_clear(&query.merged)
+    query.merged_of = NULL
+    panes.merge_next = pane_position(panes, panes.firing_end - query.size)
+    panes.merge_part = panes.panes[panes.merge_next]
+    panes.cursor = 0
+    panes.phase = PHASE_MERGE
+
+
 cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t end, bint revising) noexcept nogil:
     cdef uint32_t first = pane_position(panes, end - query.size)
     cdef ArenaStatus status
@@ -102,9 +112,14 @@ cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t e
         panes.source = &panes.panes[first].table
         panes.phase = PHASE_EMIT
     elif merging:
-        table_clear(&query.merged)
         panes.source = &query.merged
-        panes.phase = PHASE_MERGE
+        if query.merged_of == panes and query.merged_end == end - query.slide and query.invertible and not revising:
+            panes.merge_next = pane_position(panes, query.merged_end - query.size)
+            panes.merge_part = panes.panes[panes.merge_next]
+            panes.phase = PHASE_TAKE_OUT
+            query.merged_of = NULL              # until it is this window
+        else:
+            begin_merge(query, panes)
     else:
         panes.source = &panes.panes[first].table
         panes.phase = PHASE_EMIT_UNMERGED
@@ -118,6 +133,24 @@ cdef inline void next_part(PaneSet *panes) noexcept nogil:
         panes.merge_next += 1
         if panes.merge_next < panes.n:
             panes.merge_part = panes.panes[panes.merge_next]
+
+
+cdef Step take_out_slice(Query *query, PaneSet *panes) noexcept nogil:
+    """Windows that fire one after the other share most of their panes: out with the oldest, then in with the newest."""
+    cdef uint32_t budget = SLICE
+    cdef uint32_t kept = pane_position(panes, panes.firing_end - query.size)
+    while panes.merge_next < kept:
+        if not table_take_out(&query.merged, &query.layout, &panes.merge_part.table, &panes.cursor, &budget):
+            begin_merge(query, panes)
+            return STEP_MORE
+        if panes.cursor < panes.merge_part.table.capacity:
+            return STEP_MORE
+        next_part(panes)
+    panes.merge_next = pane_position(panes, query.merged_end)
+    panes.merge_part = panes.panes[panes.merge_next] if panes.merge_next < panes.n else NULL
+    panes.cursor = 0
+    panes.phase = PHASE_MERGE
+    return STEP_MORE
 
 
 cdef Step merge_slice(Query *query, Context *context, PaneSet *panes) noexcept nogil:
@@ -137,12 +170,15 @@ cdef Step merge_slice(Query *query, Context *context, PaneSet *panes) noexcept n
             panes.merge_part = panes.panes[panes.merge_next]
             panes.cursor = 0
             panes.phase = PHASE_EMIT_UNMERGED
+            query.merged_of = NULL
             return STEP_MORE
         if panes.cursor < table.capacity:
             return STEP_MORE
         next_part(panes)
         if budget == 0:
             return STEP_MORE
+    query.merged_of = panes
+    query.merged_end = panes.firing_end
     panes.phase = PHASE_EMIT
     panes.cursor = 0
     return STEP_DONE
@@ -280,7 +316,9 @@ cdef Step query_fire(Query *query, Context *context, uint32_t group, int64_t wat
     cdef PaneSet *panes = &query.sets[group]
     cdef int64_t end = 0
     cdef Step step
-    if panes.phase == PHASE_MERGE:
+    if panes.phase == PHASE_TAKE_OUT:
+        step = take_out_slice(query, panes)
+    elif panes.phase == PHASE_MERGE:
         step = merge_slice(query, context, panes)
     elif panes.phase == PHASE_EMIT:
         step = emit_slice(query, context, panes, group)
@@ -293,6 +331,7 @@ cdef Step query_fire(Query *query, Context *context, uint32_t group, int64_t wat
             clear_dirty(query, panes)
         if not next_due(query, panes, watermark, &end):
             settle(query, context, panes, watermark)
+            query.merged_of = NULL              # rows may come between this firing and the next
             return STEP_DONE
         step = begin_window(query, context, panes, end, False)
     return STEP_WAIT if step == STEP_WAIT else STEP_MORE

@@ -7,3 +7,6 @@ from flexstream.cython_ext.partial cimport Layout, Table
 
 cdef ArenaStatus table_merge(Table *into, const Layout *layout, const Table *source, uint64_t *cursor,
                              uint32_t *budget, Arena *arena, int *problem) noexcept nogil
+cdef bint layout_invertible(const Layout *layout) noexcept nogil
+cdef bint table_take_out(Table *sum_, const Layout *layout, const Table *source, uint64_t *cursor,
+                         uint32_t *budget) noexcept nogil

@@ -5,8 +5,9 @@ from libc.string cimport memcpy
 
 from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, Arena, ArenaStatus
 from flexstream.cython_ext.partial cimport (
-    DIRTY_BIT, ROWS_MASK, USED_BIT, Layout, Table, entry_merge, table_locate,
+    DIRTY_BIT, FOLD_COUNT, FOLD_SUM_I, ROWS_MASK, USED_BIT, Layout, Table, entry_merge, table_find, table_locate,
 )
+from flexstream.cython_ext.includes.native cimport fs_sub_overflows
 
 cdef extern from "flexstream_abi.h" nogil:
     const uint64_t FS_GOLDEN
@@ -50,6 +51,17 @@ cdef inline ArenaStatus merge_one(Table *into, const Layout *layout, const uint6
     return ARENA_OK
 
 
+cdef inline uint32_t positions_in_use(const Layout *layout, const Table *source, uint64_t at, uint64_t end,
+                                      uint32_t *positions) noexcept nogil:
+    """A list first, without a branch: which slots are in use is random."""
+    cdef uint32_t n = 0
+    while at < end:
+        positions[n] = <uint32_t> at
+        n += ((<const uint64_t *> (source.entries + at * layout.stride))[0] & ROWS_MASK) != 0
+        at += 1
+    return n
+
+
 cdef ArenaStatus table_merge(Table *into, const Layout *layout, const Table *source, uint64_t *cursor,
                              uint32_t *budget, Arena *arena, int *problem) noexcept nogil:
     """The source's entries from `cursor` on, about `budget` of them; both say how far it came.
@@ -58,14 +70,11 @@ cdef ArenaStatus table_merge(Table *into, const Layout *layout, const Table *sou
     """
     cdef uint32_t positions[SCAN]
     cdef uint32_t n, i
-    cdef uint64_t at, end
+    cdef uint64_t end
     cdef ArenaStatus status
     while cursor[0] < source.capacity and budget[0]:
         end = cursor[0] + SCAN if cursor[0] + SCAN < source.capacity else source.capacity
-        n = 0
-        for at in range(cursor[0], end):    # a list first, without a branch: which slots are in use is random
-            positions[n] = <uint32_t> at
-            n += ((<const uint64_t *> (source.entries + at * layout.stride))[0] & ROWS_MASK) != 0
+        n = positions_in_use(layout, source, cursor[0], end, positions)
         for i in range(n):
             status = merge_one(into, layout, <const uint64_t *> (source.entries + <uint64_t> positions[i] * layout.stride),
                                arena, problem)
@@ -75,3 +84,49 @@ cdef ArenaStatus table_merge(Table *into, const Layout *layout, const Table *sou
         cursor[0] = end
         budget[0] = budget[0] - n if budget[0] > n else 0
     return ARENA_OK
+
+
+cdef bint layout_invertible(const Layout *layout) noexcept nogil:
+    """Can a partial be taken out of a sum again, exactly?"""
+    cdef uint32_t a
+    for a in range(layout.n_aggregates):
+        if layout.aggregates[a].fold != FOLD_COUNT and layout.aggregates[a].fold != FOLD_SUM_I:
+            return False
+    return True
+
+
+cdef bint take_out_one(Table *sum_, const Layout *layout, const uint64_t *entry) noexcept nogil:
+    cdef int64_t *found
+    cdef uint32_t a, slot
+    if layout.key_words == 1:
+        found = <int64_t *> find_short(sum_, layout, entry[1])
+    else:
+        found = <int64_t *> table_find(sum_, layout, <const int64_t *> (entry + 1))
+    if found == NULL:
+        return False
+    found[0] -= <int64_t> (entry[0] & ROWS_MASK)
+    for a in range(layout.n_aggregates):
+        if layout.aggregates[a].fold == FOLD_SUM_I:
+            slot = layout.aggregates[a].slot
+            if fs_sub_overflows(found[slot], <int64_t> entry[slot], &found[slot]):
+                return False
+    return True
+
+
+cdef bint table_take_out(Table *sum_, const Layout *layout, const Table *source, uint64_t *cursor,
+                         uint32_t *budget) noexcept nogil:
+    """The opposite of table_merge, for layouts that are invertible: an entry without rows stays behind for a key
+    that has none left. False: what is left of a sum has no value by itself; `sum_` is of no use any more.
+    """
+    cdef uint32_t positions[SCAN]
+    cdef uint32_t n, i
+    cdef uint64_t end
+    while cursor[0] < source.capacity and budget[0]:
+        end = cursor[0] + SCAN if cursor[0] + SCAN < source.capacity else source.capacity
+        n = positions_in_use(layout, source, cursor[0], end, positions)
+        for i in range(n):
+            if not take_out_one(sum_, layout, <const uint64_t *> (source.entries + <uint64_t> positions[i] * layout.stride)):
+                return False
+        cursor[0] = end
+        budget[0] = budget[0] - n if budget[0] > n else 0
+    return True

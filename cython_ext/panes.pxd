@@ -40,9 +40,10 @@ cdef enum Step:
 
 cdef enum Phase:
     PHASE_NONE = 0
-    PHASE_MERGE = 1
-    PHASE_EMIT = 2
-    PHASE_EMIT_UNMERGED = 3   # there was no memory to merge in
+    PHASE_TAKE_OUT = 1        # `merged` is the window before this one: without the panes that it has not
+    PHASE_MERGE = 2
+    PHASE_EMIT = 3
+    PHASE_EMIT_UNMERGED = 4   # there was no memory to merge in
 
 
 cdef struct Pane:
@@ -125,7 +126,10 @@ cdef struct Query:
     PaneSet *sets             # one per group
     Output results
     Output late
-    Table merged
+    Table merged              # of one group at a time: nobody fires while another's windows do
+    bint invertible
+    PaneSet *merged_of        # NULL, or whose window that ends at `merged_end` is in `merged`, panes unchanged since
+    int64_t merged_end
     Counters counters
     uint64_t failed           # 0, or why the query stopped
     Dense dense

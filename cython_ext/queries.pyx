@@ -9,6 +9,7 @@ from flexstream.cython_ext.allocator cimport Allocator
 from flexstream.cython_ext.blocks cimport output_destroy, output_init
 from flexstream.cython_ext.fronts cimport DensePlan
 from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_release
+from flexstream.cython_ext.merging cimport layout_invertible
 from flexstream.cython_ext.panes cimport (
     FS_BUCKETS, FS_PREDICATES, PaneSet, Query, first_open_end, fs_profile, query_init,
 )
@@ -86,6 +87,7 @@ cdef class QueryState:
         if query.profile == NULL:
             raise MemoryError("no memory for a query's profile")
         build_layout(&query.layout, lowered)
+        query.invertible = layout_invertible(&query.layout)
         query.sets = <PaneSet *> calloc(groups, sizeof(PaneSet))
         if query.sets == NULL:
             raise MemoryError("no memory for a query's panes")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,24 +52,22 @@ class Discard:
             self._process.stdout.close()
 
 
-class EngineProcess:
-    """An engine that listens, in its own process, told what to do over a pipe (`engine_process.py`)."""
+class Served:
+    """A Python process of a benchmark that says it is ready, then answers each line of JSON with one."""
 
-    def __init__(self, groups: int, *, cpus: list[int], compile: str = "require", data_dir: str | None = None) -> None:
-        command = [sys.executable, "-m", "benchmarks.engine_process", "--groups", str(groups)]
-        command += ["--cpus", ",".join(map(str, cpus)), "--compile", compile]
-        command += ["--data-dir", data_dir] if data_dir else []
+    def __init__(self, module: str, *arguments: str, tree: Path = PROJECT) -> None:
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT
-        )
+            [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
+        )  # fmt: skip
         self.pid = self._process.pid
-        self.port = int(self._answer()["port"])
+        self.ready = self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"the engine's process ended with exit code {self._process.wait()}; see above")
+            raise SystemExit(f"a benchmark's process ended with exit code {self._process.wait()}; see above")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -76,10 +77,6 @@ class EngineProcess:
         self._process.stdin.flush()
         return self._answer()
 
-    def rss_bytes(self) -> int:
-        with open(f"/proc/{self.pid}/statm") as file:
-            return int(file.read().split()[1]) * 4096
-
     def __enter__(self) -> Self:
         return self
 
@@ -88,13 +85,35 @@ class EngineProcess:
     ) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()  # the end of its input is the end of the engine
+        self._process.stdin.close()  # the end of its input is its end
         try:
             self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+
+class EngineProcess(Served):
+    """An engine that listens, in its own process, told what to do over a pipe (`engine_process.py`)."""
+
+    def __init__(self, groups: int, *, cpus: list[int], compile: str = "require", data_dir: str | None = None) -> None:
+        arguments = ["--groups", str(groups), "--cpus", ",".join(map(str, cpus)), "--compile", compile]
+        arguments += ["--data-dir", data_dir] if data_dir else []
+        super().__init__("benchmarks.engine_process", *arguments)
+        self.port = int(self.ready["port"])
+
+    def rss_bytes(self) -> int:
+        with open(f"/proc/{self.pid}/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+
+def start_program(name: str, options: Mapping[str, object]) -> subprocess.Popen[str]:
+    """One of the C senders, with its options."""
+    command = [str(compiled(name))]
+    for option, value in options.items():
+        command += [f"--{option}", str(value)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def start_sender(
@@ -129,10 +148,7 @@ def start_sender(
         "sndbuf": sndbuf,
         "producer": uuid.uuid4(),
     }
-    command = [str(compiled("sender"))]
-    for name, value in options.items():
-        command += [f"--{name}", str(value)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return start_program("sender", options)
 
 
 def sender_result(process: subprocess.Popen[str], duration_s: float) -> dict[str, Any]:

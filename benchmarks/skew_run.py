@@ -22,6 +22,7 @@ import flexstream as fs
 from benchmarks import migration, skewed_load
 from benchmarks.engine_process import ysb_stream
 from benchmarks.harness import PROJECT, Cores
+from benchmarks.programs import sender_result
 
 STREAM = "ads"
 QUERY = "costly"
@@ -118,7 +119,7 @@ def execute(run: Run) -> dict[str, Any]:
         )  # fmt: skip
         if watch is not None:
             watch.start()
-        sent = skewed_load.turning_result(process, run.duration_s)
+        sent = sender_result(process, run.duration_s)
         found = watch.stop() if watch is not None else {}
         if run.way == "flexstream":
             found = migration.reaction(engine.mover.history, int(sent["turned_ns"]))

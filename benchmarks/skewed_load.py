@@ -6,7 +6,6 @@ remainders in turn, before YSB's own filter. The work is the program's, so it is
 
 from __future__ import annotations
 
-import json
 import subprocess
 import uuid
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import flexstream as fs
-from benchmarks.harness import CACHE, compiled
-from benchmarks.programs import PATIENCE_S
+from benchmarks.harness import CACHE
+from benchmarks.programs import start_program
 from flexstream import wire
 from flexstream.testing import ysb
 
@@ -176,15 +175,4 @@ def start_turning(
     if hot is not None:
         options["hot"] = "".join("1" if one else "0" for one in hot)
     options |= {name: path for name, path in (("log", log), ("shared", shared)) if path is not None}
-    command = [str(compiled("turning"))]
-    for name, value in options.items():
-        command += [f"--{name}", str(value)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def turning_result(process: subprocess.Popen[str], duration_s: float) -> dict[str, Any]:
-    output, _ = process.communicate(timeout=duration_s + PATIENCE_S)
-    if process.returncode != 0:
-        raise SystemExit("the C sender failed; see above")
-    found: dict[str, Any] = json.loads(output)
-    return found
+    return start_program("turning", options)

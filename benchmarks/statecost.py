@@ -17,12 +17,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import flexstream as fs
 from benchmarks import harness, inmemory
 from benchmarks.harness import CACHE, PROJECT, Cores
+from benchmarks.programs import Served
 
 TARGET = 0.98
 ROWS = 4_000_000
@@ -96,48 +96,16 @@ def links_apart(ignore: Any) -> Any:
     return ignored
 
 
-class Worker:
+class Worker(Served):
     """A process that runs a case on demand and says how long it took."""
 
     def __init__(self, tree: Path, case: int, rows: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.statecost", "--serve", json.dumps([case, rows])]
-        self._process = subprocess.Popen(
-            command, cwd=tree, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(tree)},
-        )  # fmt: skip
-        ready = self._answer()
-        if Path(ready["tree"]) != tree.resolve():
-            raise SystemExit(f"the process meant for {tree} imports {ready['tree']}")
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a process ended with exit code {self._process.wait()}; see above")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        super().__init__("benchmarks.statecost", "--serve", json.dumps([case, rows]), tree=tree)
+        if Path(self.ready["tree"]) != tree.resolve():
+            raise SystemExit(f"the process meant for {tree} imports {self.ready['tree']}")
 
     def seconds(self) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write("run\n")
-        self._process.stdin.flush()
-        return float(self._answer()["seconds"])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        return float(self.ask("run")["seconds"])
 
 
 def serve(case_number: int, rows: int) -> None:

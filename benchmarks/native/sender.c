@@ -10,52 +10,20 @@
  *          [--marker-ms n] [--sndbuf bytes] [--token text] [--producer uuid]
  */
 #define _GNU_SOURCE
-#include "session.h"
+#include "frames.h"
 
 #include <nmmintrin.h>
 
-enum { TAIL_BYTES = 2 * HEADER_BYTES, CHAINS = 3 };
+enum { CHAINS = 3 };
 
-/* One frame in memory: header, payload, and room for a watermark and a marker behind it, so that it is one send. */
-struct frame {
-    char *data;
-    uint32_t payload_bytes, rows;
-    uint16_t group;
-    int64_t later_min; /* the smallest event time after this frame, in this loop */
-};
-
-static struct frame *frames;
-static size_t frame_count;
 static uint64_t sent_frames[MAX_GROUPS];
-static int64_t row_bytes, time_offset, time_delta, first_time = INT64_MAX;
+static int64_t time_delta, first_time = INT64_MAX;
 
 typedef int64_t __attribute__((aligned(1))) unaligned_time; /* rows are packed */
 
 static unaligned_time *time_of(const struct frame *frame, uint32_t row)
 {
     return (unaligned_time *)(frame->data + HEADER_BYTES + row * row_bytes + time_offset);
-}
-
-static void load_frames(const char *path)
-{
-    size_t size, capacity = 0;
-    char *file = read_whole(path, &size);
-    for (size_t at = 0; at < size;) {
-        struct header *header = (struct header *)(file + at);
-        size_t whole = HEADER_BYTES + header->payload_bytes;
-        if (size - at < HEADER_BYTES || header->magic != MAGIC || header->type != DATA || size - at < whole ||
-            header->group >= MAX_GROUPS || header->payload_bytes != header->value * row_bytes)
-            DIE("%s: byte %zu is not a whole DATA frame of %lld-byte rows", path, at, (long long)row_bytes);
-        if (frame_count == capacity)
-            frames = realloc(frames, (capacity = capacity ? 2 * capacity : 1024) * sizeof *frames);
-        struct frame *frame = &frames[frame_count++];
-        *frame = (struct frame){malloc(whole + TAIL_BYTES), header->payload_bytes, header->value, header->group, 0};
-        memcpy(frame->data, header, whole);
-        at += whole;
-    }
-    if (frame_count == 0)
-        DIE("%s holds no frames", path);
-    free(file);
 }
 
 /* later_min of each frame, over the rest of this loop and all of the next: what a watermark after it may say. */

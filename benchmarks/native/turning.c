@@ -11,51 +11,28 @@
  *           [--marker-ms 5] [--markers 4] [--watermark-every 8] [--sndbuf bytes] [--cpu n] [--log file] [--shared file]
  */
 #define _GNU_SOURCE
-#include "session.h"
+#include "frames.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 
-enum { TAIL_BYTES = 2 * HEADER_BYTES, NAP_NS = 700000 };
-
-struct frame {
-    char *data;
-    uint32_t payload_bytes, rows;
-};
+enum { NAP_NS = 700000 };
 
 /* Written here alone; read by others at any time. */
 struct shared {
     uint64_t rows, blocked_ns, turned_ns, blocked_since_ns;
 };
 
-static struct frame *frames;
-static uint32_t frame_count, *frames_of[MAX_GROUPS], n_of[MAX_GROUPS], next_of[MAX_GROUPS];
-static int64_t row_bytes, time_offset;
+static uint32_t *frames_of[MAX_GROUPS], n_of[MAX_GROUPS], next_of[MAX_GROUPS];
 static struct shared unseen, *shared = &unseen;
 
-static void load_frames(const char *path)
+static void sort_by_group(void)
 {
-    size_t size, capacity = 0;
-    char *file = read_whole(path, &size);
-    for (size_t at = 0; at < size;) {
-        struct header *header = (struct header *)(file + at);
-        size_t whole = HEADER_BYTES + header->payload_bytes;
-        if (size - at < HEADER_BYTES || header->magic != MAGIC || header->type != DATA || size - at < whole ||
-            header->group >= MAX_GROUPS || header->payload_bytes != header->value * row_bytes)
-            DIE("%s: byte %zu is not a whole DATA frame of %lld-byte rows", path, at, (long long)row_bytes);
-        if (frame_count == capacity)
-            frames = realloc(frames, (capacity = capacity ? 2 * capacity : 1024) * sizeof *frames);
-        uint16_t group = header->group;
+    for (uint32_t i = 0; i < frame_count; i++) {
+        uint16_t group = frames[i].group;
         frames_of[group] = realloc(frames_of[group], (n_of[group] + 1) * sizeof(uint32_t));
-        frames_of[group][n_of[group]++] = frame_count;
-        struct frame *frame = &frames[frame_count++];
-        *frame = (struct frame){malloc(whole + TAIL_BYTES), header->payload_bytes, header->value};
-        memcpy(frame->data, header, whole);
-        at += whole;
+        frames_of[group][n_of[group]++] = i;
     }
-    if (frame_count == 0)
-        DIE("%s holds no frames", path);
-    free(file);
 }
 
 static void send_counting(int fd, const char *at, size_t size)
@@ -122,6 +99,7 @@ int main(int argc, char **argv)
     pin_to(number(argc, argv, "--cpu", -1));
     signal(SIGPIPE, SIG_IGN);
     load_frames(option(argc, argv, "--frames", "frames.bin"));
+    sort_by_group();
     FILE *log = log_path ? fopen(log_path, "wb") : NULL;
     if (shared_path)
         shared = share(shared_path);

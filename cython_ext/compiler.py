@@ -43,6 +43,8 @@ FLAGS = (
     "-ffp-contract=off",
 )
 INSTALL_HINT = "install a C compiler (Debian: apt-get install gcc libc6-dev), or set CC"
+MOST_KEPT = 512  # objects in the cache: the longest unused go first
+ABANDONED_S = 3600.0  # a build directory this old belongs to a process that was killed
 SEAL = b"flexstream object, sha256 of all before: "
 # A shell sets the limits, not a preexec_fn: that would need a fork of a process that may be big, with its threads.
 _LIMITED = 'ulimit -t "$1" && ulimit -v "$2" && shift 2 && exec "$@"'
@@ -206,8 +208,12 @@ def compile_code(code: str, limits: Limits | None = None, job: Job | None = None
     name = hashlib.sha256("\0".join([bare, header, identity, " ".join([*command, *FLAGS])]).encode()).hexdigest()
     path = directory / f"{name}.so"
     cached = _is_ours(path) and _is_whole(path)
-    if not cached:
+    if cached:
+        with contextlib.suppress(OSError):
+            os.utime(path)
+    else:
         _build(command, code, path, limits, job)
+        _prune(directory)
     return Compiled(_load(path), path, time.monotonic() - started, cached)
 
 
@@ -248,6 +254,22 @@ def _build(command: list[str], code: str, path: Path, limits: Limits, job: Job) 
             ready.rename(path)
     except OSError as error:
         raise CompileError(f"the code cache {path.parent} cannot be written: {error}; {_CACHE_HINT}") from error
+
+
+def _prune(directory: Path) -> None:
+    """Other processes may do the same, and a loaded object outlives its name: nothing here can fail anybody."""
+    with contextlib.suppress(OSError):
+        ages = []
+        for entry in os.scandir(directory):
+            with contextlib.suppress(OSError):
+                used = entry.stat(follow_symlinks=False).st_mtime
+                if entry.name.endswith(".so"):
+                    ages.append((used, entry.path))
+                elif entry.name.startswith("build-") and time.time() - used > ABANDONED_S:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+        for _, path in sorted(ages)[:-MOST_KEPT]:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 _loaded: dict[Path, ctypes.CDLL] = {}

@@ -82,6 +82,20 @@ def test_other_code_flags_or_compiler_make_another_object(monkeypatch):
     assert len(set(paths)) == 4
 
 
+def test_the_cache_keeps_what_was_used_last_and_forgets_what_killed_builds_left(cache, monkeypatch):
+    monkeypatch.setattr(compiler, "MOST_KEPT", 3)
+    made = [compile_code(f"{CODE} int version = {version};").path for version in range(3)]
+    for age, path in zip((300, 200, 100), made, strict=True):
+        os.utime(path, (time.time() - age, time.time() - age))
+    for name, age in (("build-old", 2 * compiler.ABANDONED_S), ("build-new", 0)):
+        (cache / name).mkdir()
+        (cache / name / "variant.c").touch()
+        os.utime(cache / name, (time.time() - age, time.time() - age))
+    assert compile_code(f"{CODE} int version = 0;").cached
+    newest = compile_code(f"{CODE} int version = 3;").path
+    assert set(left_behind(cache)) == {path.name for path in (made[0], made[2], newest)} | {"build-new"}
+
+
 def test_real_queries_compile():
     assert compile_code(YSB_QUERY.explain("code")).function
 

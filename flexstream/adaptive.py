@@ -1,7 +1,8 @@
 """Watches compiled queries and gives each the variant that fits its rows: profile, decide, compile, switch, measure.
 
 Nothing here touches a row. Workers count: rows, keys outside of a dense range, nanoseconds of a batch now and then,
-and, while an instrumented variant runs for some milliseconds, a sample of the rows. One thread looks at the counts.
+and, while an instrumented variant runs for some milliseconds, a sample of the rows; where the processor shows them,
+its own counters tell when branches or the cache begin to miss. One thread looks at the counts.
 A switch stays only if it was measured to help; what did not is not tried again for a while.
 """
 
@@ -10,20 +11,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from flexstream.cython_ext.choices import PLAIN, Choices
 from flexstream.cython_ext.codegen import Pipeline, generate
 from flexstream.cython_ext.compiler import Compiled, Outcome
+from flexstream.hardware_counters import HardwareCounters
 from flexstream.running import RunningQuery
 from flexstream.specialise import Decision, Facts, Shape, decide
 
 log = logging.getLogger("flexstream.adaptive")
 
 _SUMMED = ("rows", "filtered", "compiled_rows", "outside", "fresh_keys", "timed_rows", "timed_ns")
+_MISSES = ("branch_misses", "cache_misses")
 
+ReadCounters = Callable[[], Mapping[str, int]]
 Submit = Callable[[Callable[[], str], Callable[[Outcome], None]], None]
 
 
@@ -43,13 +47,14 @@ class Pace:
     outside: float = 0.01
     slower: float = 1.25
     drift: float = 0.1
+    misses: float = 0.2  # a row, more or fewer than usual, of branches or of the cache
     worse: float = 0.97  # a switch with a smaller gain is taken back
     grudge_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Sums over the workers."""
+    """Sums over the workers; misses are of all that they do, and zero where nobody counts them."""
 
     rows: int = 0
     filtered: int = 0
@@ -58,9 +63,14 @@ class Counts:
     fresh_keys: int = 0
     timed_rows: int = 0
     timed_ns: int = 0
+    branch_misses: int = 0
+    cache_misses: int = 0
 
     def __sub__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, name) - getattr(other, name) for name in _SUMMED))
+        return Counts(*(getattr(self, name) - getattr(other, name) for name in _SUMMED + _MISSES))
+
+    def misses_per_row(self) -> dict[str, float]:
+        return {name: getattr(self, name) / max(self.rows, 1) for name in _MISSES}
 
     @property
     def ns_per_row(self) -> float:
@@ -113,13 +123,16 @@ class Usual:
 
     ns_per_row: float
     kept: float
+    misses: dict[str, float]
 
 
 class Adapter:
     """One query's way: steady -> profiling -> waiting (for the compiler) -> proving (-> doubting) -> steady."""
 
-    def __init__(self, running: RunningQuery, plain: int, submit: Submit, pace: Pace) -> None:
-        self.running, self.pace, self._submit = running, pace, submit
+    def __init__(
+        self, running: RunningQuery, plain: int, submit: Submit, pace: Pace, read_counters: ReadCounters = dict
+    ) -> None:
+        self.running, self.pace, self._submit, self._read_counters = running, pace, submit, read_counters
         self.states: list[Any] = running.states
         self.bound = running.states[0].bound
         pipeline = Pipeline(self.bound)
@@ -145,7 +158,7 @@ class Adapter:
 
     def counts(self) -> Counts:
         parts = [state.counters() for state in self.states]
-        return Counts(*(sum(part[name] for part in parts) for name in _SUMMED))
+        return Counts(*(sum(part[name] for part in parts) for name in _SUMMED), **self._read_counters())
 
     def step(self, now: float) -> None:
         self.phase(now)
@@ -184,6 +197,9 @@ class Adapter:
                 return f"a row takes {self._meter.latest_ns:.1f} ns, it took {self._usual.ns_per_row:.1f}"
             if abs(recent.kept - self._usual.kept) > self.pace.drift:
                 return f"{recent.kept:.2f} of the rows pass the filters, it was {self._usual.kept:.2f}"
+            for name, misses in recent.misses_per_row().items():
+                if abs(misses - self._usual.misses[name]) > self.pace.misses:
+                    return f"{misses:.2f} {name.replace('_', ' ')} a row, it was {self._usual.misses[name]:.2f}"
         return "another look" if now >= self._next_profile else None
 
     def _begin_profile(self, now: float) -> None:
@@ -277,7 +293,8 @@ class Adapter:
     def measuring(self, now: float) -> None:
         self._meter.look(self.counts())
         if self._meter.ready:
-            self._usual = Usual(self._meter.ns_per_row, self._meter.total.kept)
+            total = self._meter.total
+            self._usual = Usual(self._meter.ns_per_row, total.kept, total.misses_per_row())
             self.phase = self.steady
 
     # -- means
@@ -315,9 +332,11 @@ class Adapter:
 class Adaptive:
     """The thread that looks after all queries; started with the first of them."""
 
-    def __init__(self, submit: Submit, pace: Pace | None = None) -> None:
+    def __init__(self, submit: Submit, pace: Pace | None, threads: Callable[[], Iterable[int]]) -> None:
         self._submit = submit
         self._pace = pace or Pace()
+        self._threads = threads
+        self._counters: HardwareCounters | None = None
         self._adapters: list[Adapter] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -325,9 +344,11 @@ class Adaptive:
 
     def watch(self, running: RunningQuery, plain: int) -> None:
         """`plain` is the address of the compiled variant that runs already."""
-        adapter = Adapter(running, plain, self._submit, self._pace)
         with self._lock:
-            self._adapters.append(adapter)
+            if self._counters is None:
+                self._counters = HardwareCounters(self._threads())
+            self._adapters.append(Adapter(running, plain, self._submit, self._pace, self._counters.read))
+            running.watched_by = self._counters.reason or "branch and cache misses"
             if self._thread is None and not self._stopping.is_set():
                 self._thread = threading.Thread(target=self._run, name="fs-adaptive", daemon=True)
                 self._thread.start()
@@ -352,3 +373,5 @@ class Adaptive:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        if self._counters is not None:
+            self._counters.close()

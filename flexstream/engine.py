@@ -106,7 +106,7 @@ class Engine:
         self._retention = {"retention_bytes": retention_bytes, "retention_s": retention_s}
         self._max_sessions = max_sessions
         self._expected_producers = expected_producers
-        self._variants = Variants(compile)
+        self._variants = Variants(compile, threads=self._worker_threads)
         self._lock = threading.RLock()
         self._catalog = threading.RLock()  # held, before _lock, by whoever changes streams and queries, or moves groups
         self._catalog_changes = self._settled_changes = 0
@@ -394,6 +394,9 @@ class Engine:
     def status(self) -> dict[str, Any]:
         """Everything that there is to know, as plain data (docs/operations.md)."""
         return engine_status(self)
+
+    def _worker_threads(self) -> list[int]:
+        return [worker.stats()["thread_id"] for worker in self.workers]
 
     def _group_rows(self) -> list[int]:
         return group_rows(list(self._by_index), self.groups)

@@ -109,6 +109,7 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
         "error": error,
         "variant": running.variant,
         "variant_reason": running.variant_reason,
+        "watched_by": running.watched_by,
         "history": list(running.history),
         **totals,
         "rejected": dict(rejected),

@@ -43,6 +43,7 @@ class RunningQuery:
     late_log: ResultLog
     variant: str = "generic"
     variant_reason: str | None = None  # why it is not compiled
+    watched_by: str | None = None  # once compiled: hardware counters, or why not
     history: list[dict[str, Any]] = field(default_factory=list)
     submitted_at: float = field(default_factory=time.monotonic)
     gone: set[int] = field(default_factory=set)

@@ -4,7 +4,7 @@ that fits the rows (adaptive.py)."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from flexstream.adaptive import Adaptive, Pace
 from flexstream.cython_ext.compiler import BackgroundCompiler, Compiled, Limits, Outcome
@@ -12,12 +12,18 @@ from flexstream.running import RunningQuery
 
 
 class Variants:
-    """`mode`: "auto" compiles in the background, "off" does not, "require" waits for it."""
+    """`mode`: "auto" compiles in the background, "off" does not, "require" waits for it. `threads`: the workers'."""
 
-    def __init__(self, mode: str, limits: Limits | None = None, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        mode: str,
+        limits: Limits | None = None,
+        pace: Pace | None = None,
+        threads: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
         self._mode = mode
         self._compiler = BackgroundCompiler(limits)
-        self._adaptive = Adaptive(self._compiler.submit, pace)
+        self._adaptive = Adaptive(self._compiler.submit, pace, threads)
 
     def start(self, running: RunningQuery, code: str | Callable[[], str]) -> bool:
         """Begin to compile (`code` may be what makes it). False: a compiled variant is required, and there is

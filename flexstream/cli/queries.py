@@ -86,6 +86,8 @@ def _variant(reply: dict[str, Any]) -> list[str]:
         f"variant {reply.get('variant', '?')}{f' ({reason})' if reason else ''}, "
         f"{reply.get('compiled_rows', 0)} rows by compiled code"
     ]
+    if reply.get("watched_by"):
+        lines.append(f"watched by what the workers count; {reply['watched_by']}")
     for entry in reply.get("history") or []:
         choices = f" [{entry['choices']}]" if entry.get("choices") else ""
         gain = f" (gain {entry['gain']:.2f})" if entry.get("gain") is not None else ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,7 +79,9 @@ class Rig:
         running: Any = SimpleNamespace(states=[self.worker], history=[], variant="compiled", submitted_at=0.0)
         running.note = RunningQuery.note.__get__(running)
         self.running = running
-        self.adapter = Adapter(running, 1, self.submit, pace)
+        self.misses = {"branch_misses": 0, "cache_misses": 0}
+        self.misses_per_row = (0.0, 0.0)
+        self.adapter = Adapter(running, 1, self.submit, pace, lambda: dict(self.misses))
         self.now = 0.0
 
     def submit(self, code, done) -> None:
@@ -88,6 +92,8 @@ class Rig:
         for _ in range(ticks):
             self.now += 0.01
             self.worker.run(rows)
+            for name, misses in zip(self.misses, self.misses_per_row, strict=True):
+                self.misses[name] += int(rows * misses)
             self.adapter.step(self.now)
 
     @property
@@ -109,6 +115,25 @@ def test_it_profiles_specialises_and_notes_the_gain():
     assert rig.running.variant == "specialised"
     assert rig.worker.function == 3
     assert rig.worker.range[1] >= 100
+
+
+@pytest.mark.parametrize(
+    ("misses", "said"),
+    [((0.5, 0.0), "0.50 branch misses a row, it was 0.10"), ((0.1, 0.9), "0.90 cache misses a row, it was 0.00")],
+)
+def test_misses_that_the_processor_counts_make_it_look_again(misses, said):
+    rig = Rig(replace(PACE, period_s=1e9, longest_period_s=1e9))
+    rig.misses_per_row = (0.1, 0.0)
+    rig.worker.ns = lambda: 10.0 if rig.worker.function in (1, 2) else 5.0
+    rig.go(200)
+    looks = rig.adapter.profiles
+    rig.go(200)
+    assert rig.adapter.profiles == looks, "nothing has changed"
+    rig.worker.passed = [0.05, 0.9]
+    rig.misses_per_row = misses
+    rig.go(200)
+    assert rig.adapter.profiles == looks + 1
+    assert said in [entry for entry in rig.running.history if entry["variant"] == "instrumented"][-1]["reason"]
 
 
 def test_a_switch_that_does_not_help_is_taken_back_and_not_tried_again_soon():
@@ -207,7 +232,7 @@ def test_a_real_engine_finds_a_dense_array_follows_the_keys_and_loses_no_row(tmp
     monkeypatch.setenv("FLEXSTREAM_CACHE", str(tmp_path))
     monkeypatch.setattr(
         "flexstream.engine.Variants",
-        lambda mode: Variants(mode, pace=Pace(first_rows=1000, timed_rows=100, measurements=2, worse=0.0)),
+        partial(Variants, pace=Pace(first_rows=1000, timed_rows=100, measurements=2, worse=0.0)),
     )
     query = STREAM.query("q").filter(col("x") >= 0).window(fs.tumbling("10s")).agg(n=fs.count(), total=fs.sum("y"))
     rng = np.random.default_rng(3)

@@ -478,10 +478,8 @@ class Query:
 
 
 def _column_type(tree: Expr, columns: dict[str, str]) -> str:
-    """The schema type of an expression: a bare column keeps its own, so that min(x) of an i32 is an int32."""
-    if isinstance(tree, expressions.Column) and tree.name in columns:
-        return columns[tree.name]
-    return expressions.bind(tree, columns).type
+    """The schema type of an expression: a column keeps its own, so that min(x) of an i32 is an int32."""
+    return expressions.bind(tree, columns).field_type
 
 
 def _result_type(fn: str, arg: Typed, declared: str) -> str:

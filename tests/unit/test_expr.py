@@ -208,7 +208,7 @@ def test_json_comes_back_and_binding_gives_a_type_or_a_query_error(tree):
         {"col": "x"},
         ["add", ["lit", 1]],
         ["not"],
-        ["cast", ["lit", 1], "i8"],
+        ["cast", ["lit", 1], "i9"],
         ["cast", ["lit", 1]],
         [["col", "x"]],
         ["__class__", 1],

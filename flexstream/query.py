@@ -199,6 +199,8 @@ class Query:
         return QueryError(f"no column {name!r} in query {self.name!r}", code="unknown_field", hint=hint)
 
     def _bind(self, tree: Expr, columns: dict[str, str]) -> Typed:
+        if isinstance(tree, expressions.Cases):
+            expressions.lit(tree)  # says what it lacks
         if not isinstance(tree, Expr):
             raise QueryError(
                 f"{tree!r} is not an expression", code="bad_expression", hint="begin with col('name')"

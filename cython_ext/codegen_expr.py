@@ -10,9 +10,9 @@ import struct
 from dataclasses import dataclass, field
 
 from flexstream.cython_ext.lowering import can_fail
-from flexstream.expr import Typed
 from flexstream.schema import Field
 from flexstream.stream import Stream
+from flexstream.typed import CALENDAR, RANGES, Typed
 
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _REAL_COMPARISONS = {
@@ -20,6 +20,8 @@ _REAL_COMPARISONS = {
     "gt": "fs_lt({1}, {0})", "ge": "!fs_lt({0}, {1})",
 }  # fmt: skip
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
+_HASHES = ("hash_int", "hash_long", "hash_f32", "hash_f64", "hash_bytes")
+_CALLS = ("floor", "floormod", *CALENDAR, *_HASHES)  # functions of flexstream_abi.h, fs_ before the name
 
 
 @dataclass
@@ -62,11 +64,19 @@ class Expressions:
             self.load(node, name, block)
         elif node.op in ("and", "or"):
             self.connective(node, name, block)
+        elif node.op == "if":
+            self.conditional(node, name, block)
+        elif node.op in _CALLS:
+            self.call(node, name, block)
+        elif node.op == "startswith":
+            block.add(f"const int64_t {name} = {self.same_prefix(node)};")
         elif node.args[0].type == "bytes":
             same = self.same_bytes(node)
             block.add(f"const int64_t {name} = {same if node.op == 'eq' else f'!{same}'};")
         elif node.op == "cast":
             self.cast(node, name, block)
+        elif node.op.startswith("fit_"):
+            self.fit(node, name, block)
         else:
             self.operator(node, name, block)
         return name
@@ -91,19 +101,55 @@ class Expressions:
         inner.add(f"{name} = {self.value(node.args[1], inner)};")
         block.add("}")
 
+    def conditional(self, node: Typed, name: str, block: Block) -> None:
+        condition, then, otherwise = node.args
+        chosen = self.value(condition, block)
+        of = "double" if node.type == "f64" else "int64_t"
+        if not any(can_fail(side, self.stream.schema) for side in (then, otherwise)):
+            sides = f"{self.value(then, block)} : {self.value(otherwise, block)}"
+            block.add(f"const {of} {name} = {chosen} ? {sides};")
+            return
+        block.add(f"{of} {name};")
+        block.add(f"if ({chosen}) {{")
+        inner = Block(block.lines, dict(block.known), block.indent + "    ")
+        inner.add(f"{name} = {self.value(then, inner)};")
+        block.add("} else {")
+        inner = Block(block.lines, dict(block.known), block.indent + "    ")
+        inner.add(f"{name} = {self.value(otherwise, inner)};")
+        block.add("}")
+
+    def call(self, node: Typed, name: str, block: Block) -> None:
+        if node.op == "hash_bytes":
+            value, seed = node.args
+            size = value.size if value.op == "col" else len(_bytes(value))
+            first = f"row + {self.field(value).offset}" if value.op == "col" else _array(_bytes(value))
+            arguments = [first, str(size), self.value(seed, block)]
+        else:
+            arguments = [self.value(arg, block) for arg in node.args]
+        what = f" /* {comment(value.name or '')} */" if node.op == "hash_bytes" and value.op == "col" else ""
+        block.add(f"const int64_t {name} = fs_{node.op}({', '.join(arguments)});{what}")
+
+    def same_prefix(self, node: Typed) -> str:
+        value, prefix = node.args
+        if value.op == "lit":
+            return str(int(_bytes(value).startswith(_bytes(prefix))))
+        return _same(self.field(value).offset, _bytes(prefix))
+
     def same_bytes(self, node: Typed) -> str:
         left, right = node.args if node.args[0].op != "lit" else reversed(node.args)
         if left.op == "lit":
             return str(int(left.value == right.value))
         source = self.field(left)
-        if right.op != "lit":
-            return f"(memcmp(row + {source.offset}, row + {self.field(right).offset}, {source.size}) == 0)"
-        assert isinstance(right.value, bytes)
-        if source.size in (1, 2, 4, 8):
-            word = int.from_bytes(right.value.ljust(source.size, b"\0"), "little")
-            return f"(fs_get_u{source.size * 8}(row + {source.offset}) == UINT64_C({word}))"
-        numbers = ", ".join(str(byte) for byte in right.value)
-        return f"(memcmp(row + {source.offset}, (const unsigned char[]){{{numbers}}}, {source.size}) == 0)"
+        if right.op == "lit":
+            return _same(source.offset, _bytes(right).ljust(source.size, b"\0"))
+        other = self.field(right)
+        if source.size > other.size:
+            source, other = other, source
+        same = f"memcmp(row + {source.offset}, row + {other.offset}, {source.size}) == 0"
+        if source.size == other.size:
+            return f"({same})"
+        padding = f"fs_is_zero(row + {other.offset + source.size}, {other.size - source.size})"
+        return f"({same} && {padding})"
 
     def cast(self, node: Typed, name: str, block: Block) -> None:
         argument = self.value(node.args[0], block)
@@ -113,6 +159,14 @@ class Expressions:
         if node.args[0].type == "f64":
             block.add(f"if (!({argument} >= -0x1p63 && {argument} < 0x1p63)) goto stop; /* no integer */")
         block.add(f"const int64_t {name} = (int64_t){argument};")
+
+    def fit(self, node: Typed, name: str, block: Block) -> None:
+        argument = self.value(node.args[0], block)
+        kind = node.op.removeprefix("fit_")
+        least, most = RANGES[kind]
+        above = "" if kind == "u64" else f" || {argument} > INT64_C({most})"
+        block.add(f"if ({argument} < INT64_C({least}){above}) goto stop; /* not in {kind} */")
+        block.add(f"const int64_t {name} = {argument};")
 
     def operator(self, node: Typed, name: str, block: Block) -> None:
         arguments = [self.value(arg, block) for arg in node.args]
@@ -124,6 +178,8 @@ class Expressions:
             block.add(f"const int64_t {name} = {template.format(*arguments)};")
         elif node.op == "not":
             block.add(f"const int64_t {name} = !{arguments[0]};")
+        elif node.op == "round_f32":
+            block.add(f"const double {name} = (double)(float){arguments[0]};")
         elif real:
             self.real_operator(node.op, arguments, name, block)
         else:
@@ -166,6 +222,22 @@ class Expressions:
 
 def conjuncts(node: Typed) -> list[Typed]:
     return [part for arg in node.args for part in conjuncts(arg)] if node.op == "and" else [node]
+
+
+def _bytes(node: Typed) -> bytes:
+    assert isinstance(node.value, bytes)
+    return node.value
+
+
+def _array(value: bytes) -> str:
+    return f"(const unsigned char[]){{{', '.join(map(str, value or bytes(1)))}}}"
+
+
+def _same(offset: int, value: bytes) -> str:
+    """Whether the bytes of the row from `offset` on are these."""
+    if len(value) in (1, 2, 4, 8):
+        return f"(fs_get_u{len(value) * 8}(row + {offset}) == UINT64_C({int.from_bytes(value, 'little')}))"
+    return f"(memcmp(row + {offset}, {_array(value)}, {len(value)}) == 0)"
 
 
 def literal(node: Typed) -> str:

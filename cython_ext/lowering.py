@@ -9,10 +9,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
+from flexstream.cython_ext.registers import Instruction, allocate
 from flexstream.errors import QueryError
-from flexstream.expr import Typed
 from flexstream.query import BoundFilter, BoundMap, BoundQuery, Project
 from flexstream.schema import Field, Schema
+from flexstream.typed import CALENDAR, Typed
 
 MAX_REGISTERS = 64
 MAX_AGGREGATES = 32
@@ -38,16 +39,23 @@ OPERATORS = {
 }  # fmt: skip
 I_TO_F, F_TO_I, BYTES_EQ, BYTES_EQ_FIELD, FILTER, FILTER_BYTES_EQ, FILTER_BYTES_NE = 40, 41, 80, 81, 90, 91, 92
 NOT, BAD_SAVE, BAD_MASK = 72, 85, 86
+SELECT, FIT, FLOOR, HASH_BYTES = 100, 101, 104, 115
+CALLS = {
+    ("round_f32", "f64"): 102, ("round_f32", "i64"): 103, ("floor", "i64"): 104, ("floormod", "i64"): 105,
+    ("year", "i64"): 106, ("month", "i64"): 107, ("day", "i64"): 108, ("day_of_week", "i64"): 109,
+    ("day_of_year", "i64"): 110, ("hash_int", "i64"): 111, ("hash_int", "bool"): 111, ("hash_long", "i64"): 112,
+    ("hash_f32", "f64"): 113, ("hash_f64", "f64"): 114,
+}  # fmt: skip
+FITS = {"i8": (8, 1), "i16": (16, 1), "i32": (32, 1), "u8": (8, 0), "u16": (16, 0), "u32": (32, 0), "u64": (63, 0)}
 FOLDS = {
     ("count", None): (0, 0),
     ("sum", "i64"): (1, 1), ("sum", "f64"): (2, 2),
     ("min", "i64"): (3, 1), ("max", "i64"): (4, 1), ("min", "f64"): (5, 1), ("max", "f64"): (6, 1),
     ("avg", "f64"): (7, 2), ("stddev", "f64"): (8, 4),
 }  # fmt: skip
-SAFE_REAL = ("add", "sub", "mul", "neg", "abs")
+SAFE_REAL = ("add", "sub", "mul", "neg", "abs", "round_f32", "if")
+SAFE_WHOLE = ("floor", "floormod", "if", *CALENDAR)
 KEY_FORMS = {"f32": 1, "f64": 2, "bool": 3}
-
-Instruction = tuple[int, int, int, int, int, int, int, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,7 @@ class _Lowering:
         self.bound = bound
         self.schema = bound.query.stream.schema
         self.code: list[Instruction] = []
-        self.registers = 0
+        self.values = 0
         self.known: dict[Typed, int] = {}
         self.columns: dict[str, Typed] = {}  # what map() made, over fields of the row
 
@@ -84,14 +92,9 @@ class _Lowering:
         return dst
 
     def new_register(self) -> int:
-        if self.registers == MAX_REGISTERS:
-            raise QueryError(
-                f"query {self.bound.query.name!r} needs more than {MAX_REGISTERS} intermediate values",
-                code="too_complex",
-                hint="split it into several queries",
-            )
-        self.registers += 1
-        return self.registers - 1
+        """A value that nothing has written yet; which register it gets is decided when all are known."""
+        self.values += 1
+        return self.values - 1
 
     def field(self, node: Typed) -> Field:
         return self.schema.field(node.name or "")
@@ -110,29 +113,69 @@ class _Lowering:
             return self.emit(CONSTANT, self.new_register(), imm=bits(node))
         if node.op in ("eq", "ne") and node.args[0].type == "bytes":
             return self.compare_bytes(node)
+        if node.op == "startswith":
+            return self.compare_prefix(node)
         if node.op in ("and", "or"):
             return self.connective(node)
+        if node.op == "if":
+            return self.conditional(node)
+        if node.op == "hash_bytes":
+            return self.hash_bytes(node)
+        if node.op in ("floor", "floormod"):
+            divisor = node.args[1].value
+            assert isinstance(divisor, int)
+            assert divisor > 0
+            return self.emit(CALLS[node.op, "i64"], self.new_register(), self.value(node.args[0]), imm=divisor)
         arguments = [self.value(arg) for arg in node.args]
         if node.op == "cast":
             source = node.args[0].type
             if source == node.type or {source, node.type} == {"bool", "i64"}:
                 return arguments[0]
             return self.emit(I_TO_F if node.type == "f64" else F_TO_I, self.new_register(), arguments[0])
+        if node.op.startswith("fit_"):
+            width, signed = FITS[node.op.removeprefix("fit_")]
+            return self.emit(FIT, self.new_register(), arguments[0], signed, size=width)
         right = arguments[1] if len(arguments) > 1 else 0
-        return self.emit(OPERATORS[node.op, node.args[0].type], self.new_register(), arguments[0], right)
+        of = (node.op, node.args[0].type)
+        return self.emit(OPERATORS.get(of) or CALLS[of], self.new_register(), arguments[0], right)
 
     def connective(self, node: Typed) -> int:
         """`&` and `|`: a right side without a value does not count where the left side decides."""
         left = self.value(node.args[0])
-        if can_fail(node.args[1], self.schema):
-            saved = self.emit(BAD_SAVE, self.new_register())
-            known = dict(self.known)
-            right = self.value(node.args[1])
-            self.known = known  # what was computed under the mask may lack its failures elsewhere
-            self.emit(BAD_MASK, a=left, b=saved, imm=int(node.op == "or"))
-        else:
-            right = self.value(node.args[1])
+        right = self.value_unless(left, int(node.op == "or"), node.args[1])
         return self.emit(OPERATORS[node.op, "bool"], self.new_register(), left, right)
+
+    def conditional(self, node: Typed) -> int:
+        condition, then, otherwise = node.args
+        chosen = self.value(condition)
+        first, second = self.value_unless(chosen, 0, then), self.value_unless(chosen, 1, otherwise)
+        return self.emit(SELECT, self.new_register(), chosen, first, size=second)
+
+    def value_unless(self, decided: int, by: int, node: Typed) -> int:
+        """The expression's register; where the register `decided` equals `by`, its failures do not count."""
+        if not can_fail(node, self.schema):
+            return self.value(node)
+        saved = self.emit(BAD_SAVE, self.new_register())
+        known = dict(self.known)
+        found = self.value(node)
+        self.known = known  # what was computed under the mask may lack its failures elsewhere
+        self.emit(BAD_MASK, a=decided, b=saved, imm=by)
+        return found
+
+    def compare_prefix(self, node: Typed) -> int:
+        arg, prefix = node.args
+        assert isinstance(prefix.value, bytes)
+        dst = self.new_register()
+        if isinstance(arg.value, bytes):
+            return self.emit(CONSTANT, dst, imm=int(arg.value.startswith(prefix.value)))
+        return self.emit(BYTES_EQ, dst, offset=self.field(arg).offset, size=len(prefix.value), constant=prefix.value)
+
+    def hash_bytes(self, node: Typed) -> int:
+        value, seed = node.args[0], self.value(node.args[1])
+        if isinstance(value.value, bytes):
+            return self.emit(HASH_BYTES, self.new_register(), b=seed, size=len(value.value), constant=value.value)
+        field = self.field(value)
+        return self.emit(HASH_BYTES, self.new_register(), b=seed, offset=field.offset, size=field.size)
 
     def compare_bytes(self, node: Typed) -> int:
         left, right = node.args
@@ -148,14 +191,10 @@ class _Lowering:
             self.emit(BYTES_EQ, dst, offset=field.offset, size=field.size, constant=right.value)
         else:
             other = self.field(right)
-            if field.size != other.size:
-                raise QueryError(
-                    f"{left.name} has {field.size} bytes and {right.name} {other.size}: "
-                    "fields of different width are not compared yet",
-                    code="bad_types",
-                    hint="declare both with the same width",
-                )
-            self.emit(BYTES_EQ_FIELD, dst, offset=field.offset, size=field.size, imm=other.offset)
+            if field.size > other.size:
+                field, other = other, field
+            excess = other.size - field.size  # which must be padding
+            self.emit(BYTES_EQ_FIELD, dst, b=excess, offset=field.offset, size=field.size, imm=other.offset)
         return dst if node.op == "eq" else self.emit(NOT, self.new_register(), dst)
 
     def filter(self, node: Typed) -> None:
@@ -166,19 +205,22 @@ class _Lowering:
         word = self.word_comparison(node)
         if word is not None:
             field, value = word
-            op = FILTER_BYTES_EQ if node.op == "eq" else FILTER_BYTES_NE
-            self.emit(op, offset=field.offset, size=field.size, imm=value)
+            op = FILTER_BYTES_NE if node.op == "ne" else FILTER_BYTES_EQ
+            size = node.args[1].size if node.op == "startswith" else field.size
+            self.emit(op, offset=field.offset, size=size, imm=value)
         else:
             self.emit(FILTER, a=self.value(node))
         self.known.clear()  # registers are dense over the selection, which is a new one now
 
     def word_comparison(self, node: Typed) -> tuple[Field, int] | None:
-        """A field of at most 8 bytes against a constant, which compares as one machine word."""
-        if node.op not in ("eq", "ne") or node.args[0].type != "bytes":
+        """At most 8 bytes of a field against a constant, which compare as one machine word."""
+        if node.op not in ("eq", "ne", "startswith") or node.args[0].type != "bytes":
             return None
         literal = next((arg for arg in node.args if arg.op == "lit"), None)
         column = next((arg for arg in node.args if arg.op == "col"), None)
-        if literal is None or column is None or column.size > 8:
+        if literal is None or column is None:
+            return None
+        if (literal.size if node.op == "startswith" else column.size) > 8:
             return None
         assert isinstance(literal.value, bytes)
         return self.field(column), int.from_bytes(literal.value.ljust(8, b"\0"), "little", signed=True)
@@ -200,7 +242,17 @@ class _Lowering:
                 hint="split it into several queries",
             )
         folds = [self.fold(aggregate.fn, aggregate.arg) for aggregate in self.bound.aggregates]
-        return Lowered(self.code, self.registers, folds, self.key())
+        code, places, registers = allocate(self.code, [fold.register for fold in folds if fold.slots])
+        if registers > MAX_REGISTERS:
+            raise QueryError(
+                f"query {self.bound.query.name!r} needs {registers} intermediate values at once, "
+                f"at most {MAX_REGISTERS} work",
+                code="too_complex",
+                hint="split it into several queries",
+            )
+        at = iter(places)
+        folds = [replace(fold, register=next(at)) if fold.slots else fold for fold in folds]
+        return Lowered(code, registers, folds, self.key())
 
     def fold(self, fn: str, arg: Typed | None) -> Fold:
         if arg is None:
@@ -234,8 +286,18 @@ def can_fail(node: Typed, schema: Schema) -> bool:
     """May the expression lack a value for some row? A u64 field may: past int64 it has none."""
     if node.op == "col":
         return schema.field(node.name or "").kind == "u64"
-    safe = node.type in ("bool", "bytes") or node.op == "lit" or (node.type == "f64" and node.op in SAFE_REAL)
-    return not safe or any(can_fail(arg, schema) for arg in node.args)
+    return not _is_safe(node) or any(can_fail(arg, schema) for arg in node.args)
+
+
+def _is_safe(node: Typed) -> bool:
+    """Has the operator a value whenever its arguments have?"""
+    if node.type in ("bool", "bytes") or node.op == "lit" or node.op.startswith("hash_"):
+        return True
+    if node.op == "cast":
+        return node.type == "f64" or node.args[0].type == "bool"
+    if node.op in ("floordiv", "mod"):
+        return node.args[1].op == "lit" and node.args[1].value not in (0, -1)
+    return node.op in (SAFE_REAL if node.type == "f64" else SAFE_WHOLE)
 
 
 def check_size(bound: BoundQuery) -> None:

@@ -59,12 +59,28 @@ cdef enum Op:
     OR = 71
     NOT = 72
     BYTES_EQ = 80             # field (offset, size) against the constant at `bytes`
-    BYTES_EQ_FIELD = 81       # field (offset, size) against the field at imm, both `size` long
+    BYTES_EQ_FIELD = 81       # field (offset, size) against the field at imm, which has b more bytes: padding
     BAD_SAVE = 85             # dst: which rows have no value so far
     BAD_MASK = 86             # where register a equals imm the right side did not count: back to what b saved
     FILTER = 90
     FILTER_BYTES_EQ = 91      # fused: at most 8 bytes, masked, against imm
     FILTER_BYTES_NE = 92
+    SELECT = 100              # b where a is true, else the register that `size` names
+    FIT = 101                 # a, or no value where it has more than `size` bits; b: one of them is the sign's
+    ROUND_F32 = 102
+    I_TO_F32 = 103
+    FLOOR = 104               # by imm, which is positive
+    FLOORMOD = 105
+    YEAR = 106                # of days since 1970, and so the next four
+    MONTH = 107
+    DAY = 108
+    DAY_OF_WEEK = 109
+    DAY_OF_YEAR = 110
+    HASH_INT = 111            # of a, with the seed in b
+    HASH_LONG = 112
+    HASH_F32 = 113
+    HASH_F64 = 114
+    HASH_BYTES = 115          # of field (offset, size), or of the constant at `bytes`
 
 
 cdef enum Bad:                # why a row has no value

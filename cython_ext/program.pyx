@@ -5,6 +5,7 @@ from libc.stdint cimport INT64_MIN, int8_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
+from flexstream.cython_ext.calls cimport fs_is_zero, run_call
 from flexstream.cython_ext.includes.native cimport (
     fs_add_overflows, fs_f32, fs_f64, fs_i16, fs_i32, fs_i64, fs_mul_overflows, fs_sub_overflows, fs_u16, fs_u32,
     fs_u64,
@@ -254,8 +255,10 @@ cdef void compare_bytes(const Instr *instr, const unsigned char *rows, uint32_t 
             dst[i] = memcmp(base + scratch.selected[i] * stride, instr.bytes, instr.size) == 0
     else:
         for i in range(m):
-            dst[i] = memcmp(base + scratch.selected[i] * stride, other + scratch.selected[i] * stride,
-                            instr.size) == 0
+            dst[i] = (
+                memcmp(base + scratch.selected[i] * stride, other + scratch.selected[i] * stride, instr.size) == 0
+                and fs_is_zero(other + scratch.selected[i] * stride + instr.size, instr.b)
+            )
 
 
 cdef uint32_t filter_register(const Instr *instr, uint32_t m, Scratch *scratch) noexcept nogil:
@@ -354,6 +357,8 @@ cdef uint32_t program_run(const Program *program, const unsigned char *rows, uin
             save_or_mask_bad(instr, m, scratch)
         elif instr.op == FILTER:
             m = filter_register(instr, m, scratch)
+        elif instr.op >= SELECT:
+            run_call(instr, rows, program.row_bytes, m, scratch)
         else:
             m = filter_word(instr, rows, program.row_bytes, m, scratch)
         if m == 0:

@@ -23,7 +23,7 @@ from flexstream.errors import (
     ResultLogError,
     SchemaError,
 )
-from flexstream.expr import Expr, col, lit
+from flexstream.expr import Expr, col, hash, lit, when
 from flexstream.query import Query
 from flexstream.schema import Field, Schema
 from flexstream.stream import Stream
@@ -59,6 +59,7 @@ __all__ = [
     "avg",
     "col",
     "count",
+    "hash",
     "lit",
     "max",
     "min",
@@ -66,6 +67,7 @@ __all__ = [
     "stddev",
     "sum",
     "tumbling",
+    "when",
 ]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # a library is quiet unless asked

@@ -11,17 +11,30 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flexstream import typed
 from flexstream.errors import QueryError
-from flexstream.schema import FieldType, near_names
+from flexstream.schema import near_names
+from flexstream.typed import (
+    ARITHMETIC,
+    BINARY,
+    BOOLEAN,
+    CASTS,
+    COMPARISON,
+    I64_MAX,
+    I64_MIN,
+    PARTS,
+    UNARY,
+    Typed,
+    value_type,
+)
 
-ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%"}
-COMPARISON = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-BOOLEAN = {"and": "&", "or": "|"}
-BINARY = {**ARITHMETIC, **COMPARISON, **BOOLEAN}
-UNARY = {"not": "~", "neg": "-", "abs": "abs"}
-CASTS = ("i64", "f64")
 MAX_DEPTH = 300
-I64_MIN, I64_MAX = -(2**63), 2**63 - 1
+
+__all__ = [
+    "ARITHMETIC", "BINARY", "BOOLEAN", "CASTS", "COMPARISON", "I64_MAX", "I64_MIN", "MAX_DEPTH", "PARTS", "UNARY",
+    "Binary", "Case", "Cases", "Cast", "Column", "Expr", "Hash", "Literal", "Typed", "Unary", "bind", "col",
+    "from_json", "hash", "lit", "same", "to_json", "value_type", "when",
+]  # fmt: skip
 
 
 class Expr:
@@ -59,12 +72,30 @@ class Expr:
     # fmt: on
 
     def cast(self, to: str) -> Expr:
-        """To "i64" (a float is cut towards zero) or "f64"."""
+        """As a number of another type, or a timestamp of another unit: "i8" to "u64", "f32", "f64", "timestamp[ms]".
+
+        A float is cut towards zero, a time to the unit before it; an integer becomes a timestamp as a count of its
+        unit. A value that the type cannot hold is no value: the row is rejected.
+        """
         if to not in CASTS:
-            raise QueryError(
-                f"cannot cast to {to!r}", code="bad_expression", hint=f"cast to {' or '.join(CASTS)}"
-            )
+            hint = f"cast to {', '.join(CASTS[:-1])} or {CASTS[-1]}" + ("; true is x != 0" if to == "bool" else "")
+            raise QueryError(f"cannot cast {str(self)[:200]} to {to!r}", code="bad_expression", hint=hint)
         return Cast(self, to)
+
+    def startswith(self, prefix: bytes | str) -> Expr:
+        """Whether a field of bytes begins with the constant. NULs at the constant's end do not count, as in `==`."""
+        return Binary("startswith", self, lit(prefix))
+
+    # fmt: off
+    def year(self) -> Expr: return Unary("year", self)
+    def month(self) -> Expr: return Unary("month", self)
+    def day(self) -> Expr: return Unary("day", self)
+    def day_of_week(self) -> Expr: return Unary("day_of_week", self)
+    def day_of_year(self) -> Expr: return Unary("day_of_year", self)
+    def hour(self) -> Expr: return Unary("hour", self)
+    def minute(self) -> Expr: return Unary("minute", self)
+    def second(self) -> Expr: return Unary("second", self)
+    # fmt: on
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -99,6 +130,8 @@ class Binary(Expr):
     right: Expr
 
     def __str__(self) -> str:
+        if self.op == "startswith":
+            return f"startswith({self.left}, {self.right})"
         return f"({self.left} {BINARY[self.op]} {self.right})"
 
 
@@ -108,7 +141,7 @@ class Unary(Expr):
     arg: Expr
 
     def __str__(self) -> str:
-        return f"abs({self.arg})" if self.op == "abs" else f"{UNARY[self.op]}{self.arg}"
+        return f"{UNARY[self.op]}{self.arg}" if self.op in ("not", "neg") else f"{self.op}({self.arg})"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -118,6 +151,60 @@ class Cast(Expr):
 
     def __str__(self) -> str:
         return f"cast({self.arg} as {self.to})"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Hash(Expr):
+    args: tuple[Expr, ...]
+
+    def __str__(self) -> str:
+        return f"hash({', '.join(map(str, self.args))})"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Case(Expr):
+    cases: tuple[tuple[Expr, Expr], ...]
+    default: Expr
+
+    def __str__(self) -> str:
+        return f"{_cases_text(self.cases)}.otherwise({self.default})"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cases:
+    """Conditions and values so far; `otherwise` makes an expression of them."""
+
+    cases: tuple[tuple[Expr, Expr], ...]
+
+    def when(self, condition: Any, value: Any) -> Cases:
+        """`value` where `condition` holds and none before it did."""
+        return Cases((*self.cases, (lit(condition), lit(value))))
+
+    def otherwise(self, value: Any) -> Expr:
+        """The value of the rows for which no condition holds."""
+        return Case(self.cases, lit(value))
+
+    def __str__(self) -> str:
+        return _cases_text(self.cases)
+
+
+def _cases_text(cases: tuple[tuple[Expr, Expr], ...]) -> str:
+    return ".".join(f"when({condition}, {value})" for condition, value in cases)
+
+
+def when(condition: Any, value: Any) -> Cases:
+    """`when(c, a).otherwise(b)`, with any number of `.when(d, e)` between: the value of the first condition that holds.
+
+    What was not chosen does not count: `when(x != 0, 100 // x).otherwise(0)` rejects no row.
+    """
+    return Cases(()).when(condition, value)
+
+
+def hash(*values: Any) -> Expr:
+    """The hash of one or several columns (by name) or expressions, as Spark's `hash`: a 32-bit integer."""
+    if not values:
+        raise QueryError("hash() of nothing", code="bad_expression", hint="hash('user', col('day'))")
+    return Hash(tuple(Column(value) if isinstance(value, str) else lit(value) for value in values))
 
 
 def col(name: str) -> Column:
@@ -131,6 +218,10 @@ def lit(value: Any) -> Expr:
     """A constant: int (64 bits), float, bool, bytes, or str (its UTF-8 bytes). An expression stays as is."""
     if isinstance(value, Expr):
         return value
+    if isinstance(value, Cases):
+        raise QueryError(
+            f"{str(value)[:200]} has no value for the other rows", code="bad_expression", hint="add .otherwise(value)"
+        )
     if hasattr(value, "item") and not isinstance(value, bytes | str):  # numpy scalars
         value = value.item()
     if isinstance(value, str):
@@ -154,7 +245,7 @@ def same(left: Expr, right: Expr) -> bool:
 
 
 # JSON: ["col", name], ["lit", value], ["bytes", base64], ["float", "nan" | "inf" | "-inf"],
-#       [op, left, right], [op, arg], ["cast", arg, to]
+#       [op, left, right], [op, arg], ["cast", arg, to], ["hash", arg, ...], ["when", condition, value, ..., otherwise]
 
 
 def to_json(expr: Expr) -> list[Any]:
@@ -168,6 +259,10 @@ def to_json(expr: Expr) -> list[Any]:
         return [expr.op, to_json(expr.arg)]
     if isinstance(expr, Cast):
         return ["cast", to_json(expr.arg), expr.to]
+    if isinstance(expr, Hash):
+        return ["hash", *map(to_json, expr.args)]
+    if isinstance(expr, Case):
+        return ["when", *(to_json(tree) for case in expr.cases for tree in case), to_json(expr.default)]
     raise QueryError(f"{expr!r} is not an expression", code="bad_expression", hint="begin with col('name')")
 
 
@@ -182,7 +277,7 @@ def _literal_to_json(value: int | float | bool | bytes) -> list[Any]:
 def from_json(body: Any, depth: int = 0) -> Expr:
     """The tree of a JSON form. Raises QueryError (`bad_expression`) for anything that is not one."""
     if depth > MAX_DEPTH:
-        raise QueryError(f"an expression is nested more than {MAX_DEPTH} deep", code="bad_expression")
+        raise _too_deep()
     match body:
         case ["col", str(name)]:
             return Column(name)
@@ -195,11 +290,16 @@ def from_json(body: Any, depth: int = 0) -> Expr:
                 raise QueryError(f"bad base64 {text!r}: {error}", code="bad_expression") from None
         case ["float", "nan" | "inf" | "-inf" as text]:
             return Literal(float(text))
-        case ["cast", arg, str(to)] if to in CASTS:
-            return Cast(from_json(arg, depth + 1), to)
-        case [str(op), left, right] if op in BINARY:
+        case ["cast", arg, str(to)]:
+            return from_json(arg, depth + 1).cast(to)
+        case ["hash", _, *_]:
+            return Hash(tuple(from_json(arg, depth + 1) for arg in body[1:]))
+        case ["when", _, _, _, *_] if len(body) % 2 == 0:
+            trees = [from_json(tree, depth + 1) for tree in body[1:]]
+            return Case(tuple(zip(trees[:-1:2], trees[1::2], strict=True)), trees[-1])
+        case [str(op), left, right] if op in BINARY or op == "startswith":
             return Binary(op, from_json(left, depth + 1), from_json(right, depth + 1))
-        case [str(op), arg] if op in UNARY:
+        case [str(op), arg] if op in UNARY or op in PARTS:
             return Unary(op, from_json(arg, depth + 1))
     raise QueryError(
         f"not an expression: {str(body)[:200]}",
@@ -208,34 +308,9 @@ def from_json(body: Any, depth: int = 0) -> Expr:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """A bound node: what runs. `type` is i64, f64, bool or bytes; `op` "col", "lit", "cast" or an operator.
-
-    For bytes `size` is the width; a literal's value is NUL padded to the width of the other side. A `cast`
-    goes from `args[0].type` to `type`. In the arguments of an operator both types are equal.
-    """
-
-    op: str
-    type: str
-    args: tuple[Typed, ...] = ()
-    value: int | float | bool | bytes | None = None
-    name: str | None = None
-    size: int = 0
-
-
-def value_type(text: str) -> tuple[str, int]:
-    """How expressions see a field of that type (or kind): (i64 | f64 | bool | bytes, width of bytes or 0)."""
-    if text == "bytes":
-        return "bytes", 0
-    if text == "timestamp":
-        return "i64", 0
-    field = FieldType.parse(text)
-    if field.kind in ("f32", "f64"):
-        return "f64", 0
-    if field.kind in ("bool", "bytes"):
-        return field.kind, field.size if field.kind == "bytes" else 0
-    return "i64", 0
+def _too_deep() -> QueryError:
+    hint = "split it: map() columns are nested where they are read"
+    return QueryError(f"an expression is nested more than {MAX_DEPTH} deep", code="bad_expression", hint=hint)
 
 
 def bind(expr: Expr, fields: Mapping[str, str]) -> Typed:
@@ -253,94 +328,26 @@ def bind(expr: Expr, fields: Mapping[str, str]) -> Typed:
 
 def _bind(expr: Expr, fields: Mapping[str, str], depth: int) -> Typed:
     if depth > MAX_DEPTH:
-        raise QueryError(f"an expression is nested more than {MAX_DEPTH} deep", code="bad_expression")
+        raise _too_deep()
     if isinstance(expr, Column):
         if expr.name not in fields:
-            raise QueryError(
-                f"no column {expr.name!r}", code="unknown_field", hint=near_names(expr.name, list(fields))
-            )
-        kind, size = value_type(fields[expr.name])
-        return Typed("col", kind, name=expr.name, size=size)
+            raise QueryError(f"no column {expr.name!r}", code="unknown_field", hint=near_names(expr.name, list(fields)))
+        return typed.column(expr.name, fields[expr.name])
     if isinstance(expr, Literal):
-        return _bind_literal(expr.value)
+        return typed.literal(expr.value)
     if isinstance(expr, Cast):
-        return _bind_cast(_bind(expr.arg, fields, depth + 1), expr.to)
+        return typed.cast(_bind(expr.arg, fields, depth + 1), expr.to)
     if isinstance(expr, Unary):
-        return _bind_unary(expr.op, _bind(expr.arg, fields, depth + 1))
+        return typed.unary(expr.op, _bind(expr.arg, fields, depth + 1))
     if isinstance(expr, Binary):
         left, right = _bind(expr.left, fields, depth + 1), _bind(expr.right, fields, depth + 1)
-        return _bind_binary(expr.op, left, right)
+        return typed.binary(expr.op, left, right)
+    if isinstance(expr, Hash):  # its values are nested when bound, and so are the conditions of a when()
+        return typed.hashed([_bind(arg, fields, depth + 1 + i) for i, arg in enumerate(expr.args)])
+    if isinstance(expr, Case):
+        last = depth + len(expr.cases)
+        found = _bind(expr.default, fields, last)
+        for i, (condition, value) in reversed(list(enumerate(expr.cases, depth + 1))):
+            found = typed.conditional(_bind(condition, fields, i), _bind(value, fields, i), found)
+        return found
     raise QueryError(f"{expr!r} is not an expression", code="bad_expression", hint="begin with col('name')")
-
-
-def _bind_literal(value: int | float | bool | bytes) -> Typed:
-    if isinstance(value, bool):
-        return Typed("lit", "bool", value=value)
-    if isinstance(value, bytes):
-        trimmed = value.rstrip(b"\0")
-        return Typed("lit", "bytes", value=trimmed, size=len(trimmed))
-    return Typed("lit", "i64" if isinstance(value, int) else "f64", value=value)
-
-
-def _bind_cast(arg: Typed, to: str) -> Typed:
-    if arg.type == "bytes":
-        raise _mismatch(f"cast to {to}", arg)
-    return arg if arg.type == to else Typed("cast", to, (arg,))
-
-
-def _bind_unary(op: str, arg: Typed) -> Typed:
-    if (arg.type == "bool") != (op == "not") or arg.type == "bytes":
-        raise _mismatch(UNARY[op], arg)
-    return Typed(op, arg.type, (arg,))
-
-
-def _bind_binary(op: str, left: Typed, right: Typed) -> Typed:
-    kinds = {left.type, right.type}
-    if op in BOOLEAN and kinds == {"bool"}:
-        return Typed(op, "bool", (left, right))
-    if op in ("eq", "ne") and kinds == {"bytes"}:
-        return Typed(op, "bool", _pad(left, right))
-    if op in ("eq", "ne") and kinds == {"bool"}:
-        return Typed(op, "bool", (left, right))
-    if op in BOOLEAN or not kinds <= {"i64", "f64"}:
-        raise _mismatch(BINARY[op], left, right)
-    if op in ("floordiv", "mod") and "f64" in kinds:
-        raise _mismatch(BINARY[op], left, right, hint="it is for integers: cast('i64') first")
-    if op == "div" or kinds == {"i64", "f64"}:
-        left, right = _to_f64(left), _to_f64(right)
-    return Typed(op, "bool" if op in COMPARISON else left.type, (left, right))
-
-
-def _to_f64(arg: Typed) -> Typed:
-    if arg.op == "lit" and isinstance(arg.value, int):
-        return Typed("lit", "f64", value=float(arg.value))
-    return _bind_cast(arg, "f64")
-
-
-def _pad(left: Typed, right: Typed) -> tuple[Typed, Typed]:
-    for literal, other in ((left, right), (right, left)):
-        if literal.op == "lit" and other.op != "lit" and 0 < other.size < literal.size:
-            raise QueryError(
-                f"the constant {literal.value!r} has {literal.size} bytes, but {other.name} holds "
-                f"{other.size}: they can never be equal",
-                code="bad_literal",
-            )
-    size = max(left.size, right.size)
-    return _padded(left, size), _padded(right, size)
-
-
-def _padded(arg: Typed, size: int) -> Typed:
-    if arg.op == "lit" and isinstance(arg.value, bytes):
-        return Typed("lit", "bytes", value=arg.value.ljust(size, b"\0"), size=size)
-    return arg
-
-
-def _mismatch(operator: str, *args: Typed, hint: str | None = None) -> QueryError:
-    kinds = " and ".join(arg.type for arg in args)
-    if hint is None and any(arg.type == "bytes" for arg in args):
-        hint = "bytes know only == and != with bytes"
-    elif hint is None and any(arg.type == "bool" for arg in args):
-        hint = "a bool knows only == != & | ~; for arithmetic cast('i64')"
-    elif hint is None:
-        hint = "& | ~ need comparisons on both sides: mind the parentheses"
-    return QueryError(f"{operator} does not work on {kinds}", code="bad_types", hint=hint)

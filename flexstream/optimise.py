@@ -10,20 +10,19 @@ Nothing changes which rows are rejected, or why: what may lack a value is neithe
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from flexstream.constants import evaluate
 from flexstream.cython_ext.lowering import can_fail, check_size, resolve
-from flexstream.expr import BINARY, I64_MAX, I64_MIN, UNARY, Typed
 from flexstream.plan import BoundFilter, BoundMap, BoundQuery
 from flexstream.schema import Schema
+from flexstream.typed import BINARY, HASH_SEED, UNARY, Typed
 
 _COMMUTES = ("add", "mul", "eq", "ne")
 _OPPOSITE = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
-_ORDER = {"eq": (0,), "ne": (-1, 1), "lt": (-1,), "le": (-1, 0), "gt": (1,), "ge": (0, 1)}
-Value = int | float | bool | bytes
+__all__ = ["evaluate", "explain", "fold", "optimise", "text"]
 
 
 def optimise(bound: BoundQuery) -> BoundQuery:
@@ -78,6 +77,8 @@ def fold(node: Typed, schema: Schema) -> Typed:
         return node if value is None else replace(node, op="lit", args=(), value=value)
     if node.op in ("and", "or"):
         return _connective(node, schema)
+    if node.op == "if":
+        return _conditional(node, schema)
     if node.op == "not":
         (inner,) = node.args
         if inner.op == "not":
@@ -102,71 +103,28 @@ def _connective(node: Typed, schema: Schema) -> Typed:
     return decides if right == decides and not can_fail(left, schema) else node
 
 
+def _conditional(node: Typed, schema: Schema) -> Typed:
+    condition, then, otherwise = node.args
+    if condition.op == "lit":  # what is not chosen does not count
+        return then if condition.value else otherwise
+    if (then, otherwise) == (_TRUE, _FALSE):
+        return condition
+    if (then, otherwise) == (_FALSE, _TRUE):
+        return fold(Typed("not", "bool", (condition,)), schema)
+    if then == otherwise and not can_fail(condition, schema):
+        return then
+    if condition.op == "not":
+        return replace(node, args=(condition.args[0], otherwise, then))
+    return node
+
+
 def _identity(node: Typed) -> Typed:
     left, right = node.args
-    if right.op == "lit" and right.value == {"add": 0, "sub": 0, "mul": 1, "floordiv": 1}.get(node.op):
+    if right.op == "lit" and right.value == {"add": 0, "sub": 0, "mul": 1, "floordiv": 1, "floor": 1}.get(node.op):
         return left
     if left.op == "lit" and left.value == {"add": 0, "mul": 1}.get(node.op):
         return right
     return node
-
-
-def evaluate(node: Typed) -> Value | None:
-    """An operator on constants, as workers compute it. None: no value, or not worth it."""
-    values = [arg.value for arg in node.args]
-    kind = node.args[0].type
-    first, last = values[0], values[-1]
-    if node.op == "not":
-        return not first
-    if node.op in _ORDER:
-        return _compare(first, last) in _ORDER[node.op]
-    if kind in ("bool", "bytes") and node.op != "cast":
-        return {"and": first and last, "or": first or last}.get(node.op)
-    assert not isinstance(first, bytes)
-    assert not isinstance(last, bytes)
-    assert first is not None
-    assert last is not None
-    if node.op == "cast":
-        return _cast(first, node.type)
-    return _real(node.op, float(first), float(last)) if kind == "f64" else _integer(node.op, int(first), int(last))
-
-
-def _compare(first: Value | None, last: Value | None) -> int:
-    """-1, 0 or 1; NaN is the greatest, and equal to itself."""
-    if isinstance(first, float) and isinstance(last, float) and (math.isnan(first) or math.isnan(last)):
-        return math.isnan(first) - math.isnan(last)
-    return (first > last) - (first < last)  # type: ignore[operator]
-
-
-def _cast(value: int | float, to: str) -> int | float | None:
-    if to == "f64":
-        return float(value)
-    if isinstance(value, float) and not -(2.0**63) <= value < 2.0**63:
-        return None
-    return int(value)
-
-
-def _real(op: str, first: float, last: float) -> float | None:
-    if op == "div":
-        return None if last == 0 else first / last
-    try:
-        return {"add": first + last, "sub": first - last, "mul": first * last, "neg": -first, "abs": abs(first)}.get(op)
-    except OverflowError:
-        return None
-
-
-def _integer(op: str, first: int, last: int) -> int | None:
-    if op in ("floordiv", "mod"):
-        if last == 0:
-            return None
-        quotient = abs(first) // abs(last) * (1 if (first < 0) == (last < 0) else -1)  # cut towards zero
-        found = quotient if op == "floordiv" else first - quotient * last
-    else:
-        table = {"add": first + last, "sub": first - last, "mul": first * last, "neg": -first, "abs": abs(first)}
-        if op not in table:
-            return None
-        found = table[op]
-    return found if I64_MIN <= found <= I64_MAX else None
 
 
 # -- for people
@@ -180,11 +138,25 @@ def text(node: Typed) -> str:
     arguments = [text(arg) for arg in node.args]
     if node.op == "cast":
         return f"cast({arguments[0]} as {node.type})"
+    if node.op == "if":
+        return f"when({arguments[0]}, {arguments[1]}).otherwise({arguments[2]})"
+    if node.op.startswith("hash_"):
+        return f"hash({', '.join(_hashed(node))})"
+    if node.op.startswith(("fit_", "round_")):
+        return f"cast({arguments[0]} as {node.op.partition('_')[2]})"
     if node.op in BINARY and len(arguments) == 2:
         return f"({arguments[0]} {BINARY[node.op]} {arguments[1]})"
     if node.op in UNARY and node.op != "abs":
         return f"{UNARY[node.op]}{arguments[0]}"
     return f"{node.op}({', '.join(arguments)})"
+
+
+def _hashed(node: Typed) -> list[str]:
+    """What a chain of hashes is of, in order; its seed only where it is not the usual one."""
+    value, seed = node.args
+    if seed.op.startswith("hash_"):
+        return [*_hashed(seed), text(value)]
+    return [text(value)] if seed.value == HASH_SEED else [f"seed {text(seed)}", text(value)]
 
 
 def _operators(node: Typed) -> Iterator[Typed]:

@@ -199,6 +199,8 @@ class Query:
         return QueryError(f"no column {name!r} in query {self.name!r}", code="unknown_field", hint=hint)
 
     def _bind(self, tree: Expr, columns: dict[str, str]) -> Typed:
+        if isinstance(tree, expressions.Cases):
+            expressions.lit(tree)  # says what it lacks
         if not isinstance(tree, Expr):
             raise QueryError(
                 f"{tree!r} is not an expression", code="bad_expression", hint="begin with col('name')"
@@ -478,10 +480,8 @@ class Query:
 
 
 def _column_type(tree: Expr, columns: dict[str, str]) -> str:
-    """The schema type of an expression: a bare column keeps its own, so that min(x) of an i32 is an int32."""
-    if isinstance(tree, expressions.Column) and tree.name in columns:
-        return columns[tree.name]
-    return expressions.bind(tree, columns).type
+    """The schema type of an expression: a column keeps its own, so that min(x) of an i32 is an int32."""
+    return expressions.bind(tree, columns).field_type
 
 
 def _result_type(fn: str, arg: Typed, declared: str) -> str:

@@ -13,13 +13,18 @@ from typing import Any
 
 from flexstream.cython_ext.choices import PLAIN, Choices
 from flexstream.cython_ext.codegen import Pipeline
-from flexstream.expr import Typed
+from flexstream.typed import CALENDAR, Typed
 
 MISS = 15.0  # cycles that a wrongly guessed branch costs
 BETTER = 0.9  # another order must cost that much of the present one, at most
 MAX_DENSE_BYTES = 4 << 20
 ROWS_PER_KEY = 4  # in a pane: a key's first row costs more in a dense array than in the table
 HOT, NO_LONGER_HOT = 0.5, 0.3
+_OPERATOR_COSTS = {  # in cycles, where it is more than one; divisions are by constants
+    **dict.fromkeys(("floordiv", "mod", "floor", "floormod"), 4.0),
+    **dict.fromkeys(CALENDAR, 10.0),
+    **dict.fromkeys(("hash_int", "hash_long", "hash_f32", "hash_f64", "hash_bytes"), 8.0),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Shape:
 
 
 def _cost(node: Typed) -> float:
-    own = 4.0 if node.type == "bytes" and node.size > 8 else 1.0
+    own = 4.0 if node.type == "bytes" and node.size > 8 else _OPERATOR_COSTS.get(node.op, 1.0)
     return own + sum(_cost(arg) for arg in node.args if arg.op != "lit")
 
 

@@ -103,6 +103,85 @@ static inline void fs_note_key(fs_profile *profile, int64_t value, uint64_t hash
 static inline int64_t fs_eq(double a, double b) { return a == b || (a != a && b != b); }
 static inline int64_t fs_lt(double a, double b) { return a < b || (b != b && a == a); }
 
+/* Division and remainder towards minus infinity. b > 0. */
+static inline int64_t fs_floor(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+static inline int64_t fs_floormod(int64_t a, int64_t b) { return a % b < 0 ? a % b + b : a % b; }
+
+/* Days since 1970 in the proleptic Gregorian calendar (Hinnant, "chrono-compatible low-level date algorithms"): years
+ * that begin in March, in cycles of 400. Assumes: days of a timestamp, so that sums do not overflow. */
+typedef struct {
+    int64_t year;
+    int day, month; /* the day of the year that began in March, its month: 0, 10 and 11 are March, January, February */
+} fs_march;
+static inline fs_march fs_march_of(int64_t days) {
+    int64_t cycle = fs_floor(days + 719468, 146097);
+    int day = (int)(days + 719468 - cycle * 146097);
+    int year = (day - day / 1460 + day / 36524 - day / 146096) / 365;
+    day -= 365 * year + year / 4 - year / 100;
+    return (fs_march){cycle * 400 + year, day, (5 * day + 2) / 153};
+}
+static inline int64_t fs_year(int64_t days) {
+    fs_march at = fs_march_of(days);
+    return at.year + (at.month >= 10);
+}
+static inline int64_t fs_month(int64_t days) {
+    int month = fs_march_of(days).month;
+    return month < 10 ? month + 3 : month - 9;
+}
+static inline int64_t fs_day(int64_t days) {
+    fs_march at = fs_march_of(days);
+    return at.day - (153 * at.month + 2) / 5 + 1;
+}
+static inline int64_t fs_day_of_week(int64_t days) { return fs_floormod(days + 4, 7) + 1; } /* 1: Sunday */
+static inline int64_t fs_day_of_year(int64_t days) {
+    fs_march at = fs_march_of(days);
+    int leap = at.year % 4 == 0 && (at.year % 100 != 0 || at.year % 400 == 0);
+    return at.month < 10 ? at.day + 60 + leap : at.day - 305;
+}
+
+/* Spark's Murmur3 (x86, 32 bits), which keys have too. Hashes are signed 32-bit numbers. */
+static inline uint32_t fs_mix(uint32_t h, uint32_t k) {
+    k *= 0xcc9e2d51u;
+    h ^= (k << 15 | k >> 17) * 0x1b873593u;
+    return (h << 13 | h >> 19) * 5 + 0xe6546b64u;
+}
+static inline int64_t fs_mixed(uint32_t h, uint32_t bytes) {
+    h ^= bytes;
+    h = (h ^ h >> 16) * 0x85ebca6bu;
+    h = (h ^ h >> 13) * 0xc2b2ae35u;
+    return (int32_t)(h ^ h >> 16);
+}
+static inline int64_t fs_hash_int(int64_t v, int64_t seed) {
+    return fs_mixed(fs_mix((uint32_t)seed, (uint32_t)v), 4);
+}
+static inline int64_t fs_hash_long(int64_t v, int64_t seed) {
+    return fs_mixed(fs_mix(fs_mix((uint32_t)seed, (uint32_t)v), (uint32_t)((uint64_t)v >> 32)), 8);
+}
+static inline int64_t fs_hash_f32(double v, int64_t seed) {
+    float narrow = v == 0 ? 0 : v != v ? __builtin_nanf("") : (float)v;
+    int32_t bits;
+    memcpy(&bits, &narrow, 4);
+    return fs_hash_int(bits, seed);
+}
+static inline int64_t fs_hash_f64(double v, int64_t seed) {
+    int64_t bits;
+    v = v == 0 ? 0 : v != v ? __builtin_nan("") : v;
+    memcpy(&bits, &v, 8);
+    return fs_hash_long(bits, seed);
+}
+static inline int64_t fs_hash_bytes(const unsigned char *p, uint32_t n, int64_t seed) {
+    uint32_t h = (uint32_t)seed, i = 0;
+    while (n > 0 && !p[n - 1]) n--; /* padding */
+    for (; i + 4 <= n; i += 4) h = fs_mix(h, fs_get_u32(p + i));
+    for (; i < n; i++) h = fs_mix(h, (uint32_t)fs_get_i8(p + i)); /* Spark's tail: each byte a signed word */
+    return fs_mixed(h, n);
+}
+static inline int fs_is_zero(const unsigned char *p, uint32_t n) {
+    unsigned char any = 0;
+    for (uint32_t i = 0; i < n; i++) any |= p[i];
+    return !any;
+}
+
 /* Neumaier's sum in two slots: value, compensation. */
 static inline void fs_add_real(double *slot, double v) {
     double total = slot[0] + v, held = slot[0];

@@ -6,25 +6,24 @@ such a value is null, and rows with a null in a filter or in an aggregate's argu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from flexstream.errors import QueryError
-from flexstream.expr import Typed
 from flexstream.plan import BoundAggregate, BoundFilter, BoundMap, BoundQuery
 from flexstream.schema import FieldType
 from flexstream.spark import types
+from flexstream.spark.expressions import Columns
+from flexstream.typed import Typed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from flexstream.query import Query
 
-I64_MIN = -(2**63)
 BEGINNING = -(2**62)  # microseconds: before any timestamp
 EVENT_TIME, WINDOW = "__event_time", "__window"  # no field begins with an underscore
-_FAIL_ON_INTEGERS = {"add", "sub", "mul", "neg", "abs"}
 
 
 def to_spark(query: Query, df: DataFrame, *, groups: int = 128) -> DataFrame:
@@ -178,88 +177,3 @@ def _of_type(value: Column, arrow: str) -> Column:
         return value
     kind = FieldType.parse(arrow)
     return types.instant(value, kind.unit) if kind.unit else value.cast(types.natural_type(kind.kind))
-
-
-class Columns:
-    """The columns that a step sees: field or mapped column -> Spark column; those in `fallible` may be null."""
-
-    def __init__(self, names: dict[str, str], fallible: set[str]) -> None:
-        self.names = names
-        self.fallible = fallible
-
-    def can_fail(self, tree: Typed) -> bool:
-        """Whether a row can make this expression impossible to compute, so that its column may be null."""
-        if tree.op == "col":
-            return tree.name in self.fallible
-        if tree.op in ("div", "floordiv", "mod") or (tree.op in _FAIL_ON_INTEGERS and tree.type == "i64"):
-            return True
-        if tree.op == "cast" and tree.type == "i64" and tree.args[0].type == "f64":
-            return True
-        return any(self.can_fail(arg) for arg in tree.args)
-
-    def translate(self, tree: Typed) -> Column:
-        if tree.op == "col":
-            assert tree.name is not None
-            return F.col(self.names[tree.name])
-        if tree.op == "lit":
-            return _literal(tree)
-        if tree.op in ("and", "or"):
-            return self._connective(tree)
-        arguments = [self.translate(arg) for arg in tree.args]
-        if tree.op in ("cast", "not", "neg", "abs"):
-            return _unary(tree, arguments[0])
-        return _binary(tree, *arguments)
-
-    def _connective(self, tree: Typed) -> Column:
-        """The right side counts only when the left does not decide; a left side that fails, fails the whole."""
-        left, right = self.translate(tree.args[0]), self.translate(tree.args[1])
-        if not self.can_fail(tree.args[0]):
-            return left & right if tree.op == "and" else left | right
-        if tree.op == "and":
-            return F.when(left, right).otherwise(left)
-        return F.when(~left, right).otherwise(left)
-
-
-def _literal(tree: Typed) -> Column:
-    if isinstance(tree.value, bytes):
-        return F.lit(tree.value.rstrip(b"\0"))
-    if tree.type == "i64":
-        return F.lit(tree.value).cast("bigint")
-    return F.lit(float(tree.value) if tree.type == "f64" else tree.value)  # type: ignore[arg-type]
-
-
-def _unary(tree: Typed, argument: Column) -> Column:
-    source = tree.args[0].type
-    if tree.op == "not":
-        return ~argument
-    if tree.op == "cast":
-        if tree.type == "i64" and source == "f64":
-            fits = (argument >= F.lit(-(2.0**63))) & (argument < F.lit(2.0**63))
-            return F.when(fits, argument).cast("bigint")
-        return argument.cast("int").cast("double") if source == "bool" else argument.cast(_CASTS[tree.type])
-    made: Any = -argument if tree.op == "neg" else F.abs(argument)
-    if tree.type == "i64":
-        return F.when(argument != F.lit(I64_MIN), made)
-    return made
-
-
-_CASTS = {"i64": "bigint", "f64": "double"}
-_PLAIN: dict[str, Any] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
-}  # fmt: skip
-_CHECKED: dict[str, Any] = {"add": F.try_add, "sub": F.try_subtract, "mul": F.try_multiply}
-
-
-def _binary(tree: Typed, left: Column, right: Column) -> Column:
-    if tree.op == "div":
-        return F.try_divide(left, right)
-    if tree.op == "mod":
-        return F.when(right != 0, left % right)
-    if tree.op == "floordiv":  # towards zero, as Spark's div
-        fits = (right != 0) & ~((left == F.lit(I64_MIN)) & (right == -1))
-        return F.when(fits, F.call_function("div", left, right))
-    if tree.type == "i64" and tree.op in _CHECKED:
-        return _CHECKED[tree.op](left, right)
-    return _PLAIN[tree.op](left, right)

@@ -13,19 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexstream import expr as e
 from flexstream.errors import QueryError
 from flexstream.query import Filter, Map, Query
+from flexstream.testing.values import I64_MAX, I64_MIN, Row, RowError, evaluate, orderable, type_of
 
-I64_MIN, I64_MAX = -(2**63), 2**63 - 1
 END_OF_TIME = math.inf
 
-Row = dict[str, Any]
 WindowKey = tuple[int, tuple[Any, ...]]
-
-
-class RowError(Exception):
-    """This row cannot be computed: the query rejects it. The argument is the reason that is counted."""
 
 
 @dataclass
@@ -65,6 +59,7 @@ def run(
     lateness = query.allowed_lateness_ns // stream.unit_ns
     packed = stream.schema.pack(rows)
     pending = sorted(watermarks.items() if isinstance(watermarks, Mapping) else watermarks or [])
+    types = stream.schema.to_dict()
     contents: dict[WindowKey, list[list[Any]]] = {}
     result = OracleResult()
     watermark: float = -math.inf
@@ -72,7 +67,7 @@ def run(
     for position, values in enumerate(packed.tolist()):
         while pending and pending[0][0] <= position:
             watermark = max(watermark, pending.pop(0)[1])
-        row = dict(zip(stream.schema.names, values, strict=True))
+        row = Row(zip(stream.schema.names, values, strict=True), types)
         key = tuple(_key_value(row[name]) for name in stream.key)
         try:
             arguments = _arguments(query, row)
@@ -120,11 +115,11 @@ def _window_starts(time: int, size: int, slide: int) -> list[int]:
     return starts
 
 
-class _Mapped(dict[str, Any]):
+class _Mapped(Row):
     """A row after a map(): its columns are worked out when something reads them, as Spark's optimiser does."""
 
     def __init__(self, row: Row, columns: Mapping[str, Any]) -> None:
-        super().__init__(row)
+        super().__init__(row, {**row.types, **{name: type_of(tree, row.types) for name, tree in columns.items()}})
         self._row, self._columns = row, columns
 
     def __getitem__(self, name: str) -> Any:
@@ -139,89 +134,7 @@ def _arguments(query: Query, row: Row) -> list[Any] | None:
                 return None
         elif isinstance(step, Map):
             row = _Mapped(row, step.columns)
-    return [
-        None if aggregate.arg is None else evaluate(aggregate.arg, row)
-        for aggregate in query.aggregates.values()
-    ]
-
-
-# -- expressions
-
-
-def evaluate(tree: e.Expr, row: Row) -> Any:
-    """The value of an expression on a row. Raises RowError."""
-    if isinstance(tree, e.Column):
-        value = row[tree.name]
-        return _integer(value) if isinstance(value, int) else value  # a u64 may not fit
-    if isinstance(tree, e.Literal):
-        return tree.value.rstrip(b"\0") if isinstance(tree.value, bytes) else tree.value
-    if isinstance(tree, e.Cast):
-        return _cast(evaluate(tree.arg, row), tree.to)
-    if isinstance(tree, e.Unary):
-        return _unary(tree.op, evaluate(tree.arg, row))
-    if isinstance(tree, e.Binary):
-        left = evaluate(tree.left, row)
-        if tree.op == "and":  # the right side is not computed when the left decides
-            return left and evaluate(tree.right, row)
-        if tree.op == "or":
-            return left or evaluate(tree.right, row)
-        return _binary(tree.op, left, evaluate(tree.right, row))
-    raise TypeError(f"{tree!r} is not an expression")
-
-
-def _integer(value: int) -> int:
-    if not I64_MIN <= value <= I64_MAX:
-        raise RowError("overflow")
-    return value
-
-
-def _cast(value: Any, to: str) -> Any:
-    if to == "f64":
-        return float(value)
-    if isinstance(value, float) and not -(2.0**63) <= value < 2.0**63:  # NaN is in no range
-        raise RowError("cast")
-    return int(value)  # towards zero
-
-
-def _unary(op: str, value: Any) -> Any:
-    if op == "not":
-        return not value
-    negated = -value if op == "neg" else abs(value)
-    return _integer(negated) if isinstance(value, int) else negated
-
-
-def _binary(op: str, left: Any, right: Any) -> Any:
-    if op in ("eq", "ne", "lt", "le", "gt", "ge"):
-        return _compare(op, left, right)
-    if op == "div" or isinstance(left, float) or isinstance(right, float):
-        left, right = float(left), float(right)
-    if op in ("div", "floordiv", "mod") and right == 0:
-        raise RowError("division_by_zero")
-    if op in ("floordiv", "mod"):
-        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
-        return _integer(quotient) if op == "floordiv" else left - quotient * right
-    if op == "div":
-        return left / right
-    value = left + right if op == "add" else left - right if op == "sub" else left * right
-    return value if isinstance(value, float) else _integer(value)
-
-
-def _compare(op: str, left: Any, right: Any) -> bool:
-    """NaN equals itself and is greater than any number, as in Spark."""
-    if isinstance(left, float) or isinstance(right, float):
-        left, right = _orderable(float(left)), _orderable(float(right))
-    return {
-        "eq": left == right,
-        "ne": left != right,
-        "lt": op == "lt" and left < right,
-        "le": op == "le" and left <= right,
-        "gt": op == "gt" and left > right,
-        "ge": op == "ge" and left >= right,
-    }[op]
-
-
-def _orderable(value: float) -> tuple[bool, float]:
-    return (True, 0.0) if value != value else (False, value)
+    return [None if aggregate.arg is None else evaluate(aggregate.arg, row) for aggregate in query.aggregates.values()]
 
 
 # -- aggregates
@@ -232,9 +145,7 @@ def _aggregate(fn: str, values: list[Any]) -> Any:
         return len(values)
     if fn in ("min", "max"):
         choose = min if fn == "min" else max
-        return choose(
-            values, key=lambda value: _orderable(float(value)) if isinstance(value, float) else value
-        )
+        return choose(values, key=lambda value: orderable(float(value)) if isinstance(value, float) else value)
     if fn == "stddev":
         return _stddev([float(value) for value in values])
     if isinstance(values[0], int):

@@ -12,12 +12,14 @@ import pyarrow as pa
 
 import flexstream as fs
 from flexstream import col
+from flexstream.expr import PARTS, Cast, Column
 from flexstream.testing import run
 
 FINISH_S = 20.0  # no test waits longer than this for an engine
 UNITS = ("s", "ms", "us", "ns")
 KEY_KINDS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "f32", "f64", "bool", "timestamp", "bytes")
 VALUE_KINDS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64", "bool", "timestamp", "bytes")
+INTEGER_CASTS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 SUMMABLE = 1_000_003  # integer sums take remainders of it: no sum of a test's rows overflows
 
 
@@ -209,16 +211,27 @@ class Expressions:
         self.reals = [n for n, t in columns.items() if t[0] == "f"]
         self.bools = [n for n, t in columns.items() if t == "bool"]
         self.bytes = [n for n, t in columns.items() if t.startswith("bytes")]
+        self.times = [n for n, t in columns.items() if t.startswith("timestamp")]
         self.widths = {n: int(columns[n][6:-1]) for n in self.bytes}
+        self.unsigned = [n for n, t in columns.items() if t == "u64"]
+        self.names = list(columns)
 
     def integer(self, depth: int = 2) -> Any:
         rnd = self.rnd
-        choice = rnd.randint(0, 9) if depth else rnd.randint(0, 2)
+        choice = rnd.randint(0, 13) if depth else rnd.randint(0, 2)
         if choice == 0 or (choice <= 2 and not self.ints):
             return fs.lit(rnd.choice((0, 1, -1, 2, 3, 7, -13, 100, 2**40, 2**63 - 1, -(2**63))))
         if choice <= 2:
             return col(rnd.choice(self.ints))
+        if choice == 10:
+            return self.part(depth)
+        if choice == 11:
+            return fs.hash(*(self.hashable(depth - 1) for _ in range(rnd.choice((1, 1, 2, 3)))))
         left = self.integer(depth - 1)
+        if choice == 12:
+            return self.choice(self.integer, left, depth)
+        if choice == 13:
+            return rnd.choice((left, self.real(depth - 1))).cast(rnd.choice(INTEGER_CASTS))
         if choice == 3:
             return -left
         if choice == 4:
@@ -228,9 +241,41 @@ class Expressions:
         right = self.integer(depth - 1)
         return rnd.choice((left + right, left - right, left * right, left // right, left % right))
 
+    def time(self, depth: int) -> Any:
+        rnd = self.rnd
+        known = col(rnd.choice(self.times)) if self.times and rnd.random() < 0.7 else None
+        unit = rnd.choice(UNITS)
+        if known is None:
+            return self.integer(depth - 1).cast("i64").cast(f"timestamp[{unit}]")
+        return known if rnd.random() < 0.6 else known.cast(f"timestamp[{unit}]")
+
+    def part(self, depth: int) -> Any:
+        return getattr(self.time(depth), self.rnd.choice(PARTS))()
+
+    def hashable(self, depth: int) -> Any:
+        rnd = self.rnd
+        plain = [name for name in self.names if name not in self.unsigned]
+        if plain and rnd.random() < 0.5:
+            return rnd.choice(plain)
+        if rnd.random() < 0.2:
+            return rnd.choice((fs.lit(b""), fs.lit(b"view"), fs.lit(b"a\0\xff"), self.time(depth + 1)))
+        made = rnd.choice((self.integer, self.real, self.boolean))(max(0, depth))
+        is_u64 = (isinstance(made, Column) and made.name in self.unsigned) or (
+            isinstance(made, Cast) and made.to == "u64"
+        )
+        return made.cast("i64") if is_u64 else made
+
+    def choice(self, make: Any, value: Any, depth: int) -> Any:
+        """A conditional; values are of one kind, not of several units of time."""
+        one = (lambda tree: tree.cast("i64")) if make == self.integer else (lambda tree: tree)
+        cases = fs.when(self.boolean(depth - 1), one(value))
+        if self.rnd.random() < 0.3:
+            cases = cases.when(self.boolean(depth - 1), one(make(depth - 1)))
+        return cases.otherwise(one(make(depth - 1)))
+
     def real(self, depth: int = 2) -> Any:
         rnd = self.rnd
-        choice = rnd.randint(0, 8) if depth else rnd.randint(0, 2)
+        choice = rnd.randint(0, 10) if depth else rnd.randint(0, 2)
         if choice == 0 or (choice <= 2 and not self.reals):
             return fs.lit(rnd.choice((0.0, -0.0, 1.0, 0.5, -2.25, 1e3, math.inf, math.nan)))
         if choice <= 2:
@@ -238,6 +283,10 @@ class Expressions:
         if choice == 3:
             return self.integer(depth - 1).cast("f64")
         left = self.real(depth - 1)
+        if choice == 9:
+            return self.choice(rnd.choice((self.real, self.real, self.integer)), left, depth)
+        if choice == 10:
+            return rnd.choice((left, self.integer(depth - 1))).cast("f32")
         if choice == 4:
             return -left
         if choice == 5:
@@ -259,8 +308,19 @@ class Expressions:
             return rnd.choice((flag, flag == fs.lit(True), flag != col(rnd.choice(self.bools))))
         if choice == 6 and self.bytes:
             name = rnd.choice(self.bytes)
-            text = rnd.choice((b"", b"a", b"ab", b"view"))[: self.widths[name]]
-            return rnd.choice((col(name) == text, col(name) != text))
+            text = rnd.choice((b"", b"a", b"ab", b"view", b"zzzzzzzzz", b"a\0b"))[: self.widths[name]]
+            other = col(rnd.choice(self.bytes))
+            return rnd.choice(
+                (
+                    col(name) == text,
+                    col(name) != text,
+                    col(name).startswith(text),
+                    col(name) == other,
+                    other != col(name),
+                )
+            )
+        if choice == 7 and depth:
+            return self.choice(self.boolean, self.boolean(depth - 1), depth)
         kinds = rnd.choice(((self.integer, self.integer), (self.real, self.real), (self.integer, self.real)))
         left, right = kinds[0](max(0, depth - 1)), kinds[1](max(0, depth - 1))
         return rnd.choice((left == right, left != right, left < right, left <= right, left > right, left >= right))

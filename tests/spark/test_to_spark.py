@@ -17,6 +17,7 @@ import flexstream as fs
 from flexstream import col
 from flexstream import spark as fspark
 from flexstream.testing import run
+from tests.property import operators
 from tests.property.checks import (
     as_rows,
     assert_groups,
@@ -90,6 +91,40 @@ def test_random_queries_agree_with_the_oracle_and_the_engine(spark: Any, seed: i
             engine.finish(timeout=60)
             assert_same_results(query, as_rows(engine.results("q")), expected)
             assert_groups(engine, stream, found)
+
+
+def operator_queries() -> dict[str, fs.Query]:
+    """Every operator: what fails for some rows is asked of some rows each, so that it does not hide the others."""
+    whole = [*operators.parts(), *operators.hashes()]
+    whole += [fs.when(tree, 1).otherwise(0) for tree in operators.conditions()]
+    some = list(operators.fallible())
+    guarded = [fs.when(col("k") % 12 == i % 12, tree).otherwise(0) for i, tree in enumerate(some)]
+    queries = {}
+    for name, trees, size in (("whole", whole, 40), ("guarded", guarded, 12)):
+        for at in range(0, len(trees), size):
+            aggregates = {f"v{i}": fs.max(tree) for i, tree in enumerate(trees[at : at + size])}
+            query = operators.STREAM.query("q").window(fs.tumbling("10s"))
+            queries[f"{name}-{at}"] = query.agg(**aggregates)
+    return queries
+
+
+@pytest.mark.parametrize(("name", "query"), operator_queries().items(), ids=operator_queries().keys())
+def test_every_operator_is_what_it_is_in_the_oracle(spark: Any, name: str, query: fs.Query) -> None:
+    """In a session whose time zone is half an hour off."""
+    rows = operators.make_rows(300, far=False)
+    found = results_of(query, query.to_spark(spark.createDataFrame(spark_table(query.stream, rows))))
+    assert_same_results(query, found, run(query, rows).windows)
+
+
+def test_hash_is_that_of_a_spark_column(spark: Any) -> None:
+    from pyspark.sql import functions as F
+
+    rows = make_rows(200)
+    query = STREAM.query("q").window(fs.tumbling("10s")).agg(h=fs.max(fs.hash("k", "kind", "x", "price", "t")))
+    df = frame(spark, rows)
+    wanted = df.select(F.max(F.hash("k", F.encode("kind", "utf-8"), "x", "price", "t"))).first()[0]
+    assert max(row["h"] for row in results_of(query, query.to_spark(df))) == wanted
+    assert max(values["h"] for values in run(query, rows).windows.values()) == wanted
 
 
 def test_names_and_types_are_those_of_the_source(spark: Any) -> None:

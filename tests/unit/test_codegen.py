@@ -23,6 +23,7 @@ from flexstream.cython_ext.codegen import Pipeline, generate
 from flexstream.cython_ext.codegen_expr import comment
 from flexstream.cython_ext.compiler import INCLUDES
 from flexstream.cython_ext.lowering import FOLDS, KEY_FORMS, lower
+from flexstream.expr import PARTS
 from flexstream.testing.ysb import YSB_QUERY
 from tests.property.checks import random_query, random_stream
 
@@ -40,7 +41,8 @@ WORDS = set(
         fs_variant_run __builtin_add_overflow __builtin_sub_overflow __builtin_mul_overflow __builtin_fabs fs_real
         fs_eq fs_lt fs_hash_words fs_key_f32 fs_key_f64 fs_add_real fs_add_deviation 0x1p63
         fs_get_i8 fs_get_i16 fs_get_i32 fs_get_i64 fs_get_u8 fs_get_u16 fs_get_u32 fs_get_u64 fs_get_f32 fs_get_f64
-        fs_get_bool""",
+        fs_get_bool float fs_floor fs_floormod fs_year fs_month fs_day fs_day_of_week fs_day_of_year fs_is_zero
+        fs_hash_int fs_hash_long fs_hash_f32 fs_hash_f64 fs_hash_bytes""",
     )
 )
 WIDE = fs.Stream(
@@ -82,9 +84,39 @@ def operators() -> Iterator[fs.Query]:
     }.items():
         yield ended(WIDE.query("q").filter((col(name) == value) | (lit(value) != col(name))))
     yield ended(WIDE.query("q").filter((col("b40") == col("c40")) & (col("b40") != col("b40"))))
+    yield from richer_operators()
     for i in range(12):
         rnd = random.Random(i)
         yield random_query(rnd, random_stream(rnd), "q")
+
+
+def richer_operators() -> Iterator[fs.Query]:
+    for name in [*INTEGERS, "f32", "f64"]:
+        kinds = ("i8", "i16", "i32", "u8", "u16", "u32", "u64", "i64", "f32", "f64")
+        casts = {f"c{i}": fs.max(col(name).cast(kind)) for i, kind in enumerate(kinds)}
+        yield ended(WIDE.query("q"), **casts)
+    for unit in ("s", "ms", "us", "ns"):
+        for source in (col("at"), col("t"), col("i64").cast("timestamp[s]")):
+            parts = {
+                f"p{i}": fs.max(getattr(source.cast(f"timestamp[{unit}]"), part)()) for i, part in enumerate(PARTS)
+            }
+            yield ended(WIDE.query("q").filter(source.day() > 0), **parts)
+    hashes = {f"h{i}": fs.max(fs.hash(name)) for i, name in enumerate(WIDE.schema.names) if name != "u64"}
+    yield ended(WIDE.query("q").filter(fs.hash(*(n for n in WIDE.schema.names if n != "u64")) % 7 != 3), **hashes)
+    yield ended(WIDE.query("q"), a=fs.max(fs.hash(col("f32") * 2, col("i64") + 1, lit(b""), lit(b"ab\0c"), lit(True))))
+    for name in ("b1", "b2", "b4", "b8", "b40", "k"):
+        width = min(9, WIDE.schema.field(name).size)
+        some = [col(name).startswith(b"\xff/*\\\"'\n?"[:n].ljust(n, b"x")) for n in range(width + 1)]
+        query = WIDE.query("q").filter(fs.when(some[-1], some[0]).otherwise(~some[1])).filter(some[width // 2])
+        yield ended(query, a=fs.sum(fs.when(some[1], 1).when(col(name) == col("b40"), 2).otherwise(3)))
+    x, y = col("i64"), col("i32")
+    risky = fs.when(y != 0, x // y).when(x > 5, x * x).otherwise(abs(y))
+    nested = fs.when(fs.when(x > 1, risky > 2).otherwise(lit(False)), risky + 1).otherwise(
+        fs.when(x == y, 7).otherwise(8)
+    )
+    yield ended(
+        WIDE.query("q").filter(risky > 0), a=fs.sum(risky), b=fs.min(nested), c=fs.max(fs.when(x > y, 0.5).otherwise(x))
+    )
 
 
 def hostile() -> Iterator[fs.Query]:
@@ -102,17 +134,30 @@ def hostile() -> Iterator[fs.Query]:
     ]
     for text in texts:
         yield ended(WIDE.query("q").filter((col("b40") == text) | (col("b40") != text)))
+        chosen = fs.when(col("b40").startswith(text), fs.hash(lit(text), "b40")).otherwise(fs.hash("b40", lit(text)))
+        yield ended(WIDE.query("q").filter(col("c40").startswith(text) | (lit(text) == col("c40"))), a=fs.max(chosen))
     for value in (0, -1, 1, -(2**63), 2**63 - 1, -(2**31), 2**32):
         x = col("i64")
         query = WIDE.query("q").filter((x > value) | (x // value == value) | (x % value == -lit(value)))
         yield ended(
             query, a=fs.sum(x * value), b=fs.min(abs(lit(value)) + x), c=fs.max(lit(value) // x), d=fs.sum(lit(value))
         )
+        time, case = lit(value).cast("timestamp[s]"), fs.when(x > value, value).when(x == value, x).otherwise(-x)
+        yield ended(
+            WIDE.query("q").filter(fs.hash(lit(value), x) != value),
+            a=fs.max(case),
+            b=fs.max(time.year() + x),
+            c=fs.max(lit(value).cast("f32") + x),
+            d=fs.max(lit(value).cast("i8") + x),
+            e=fs.max(x.cast("timestamp[s]").cast("timestamp[ns]")),
+        )
         yield ended(WIDE.query("q").filter((lit(value) // value == value) | (lit(value) - value < value)))
     for real in (0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, -2.2e-308, 1.7976931348623157e308, 0.1, 2.0**63):
         f = col("f64")
         query = WIDE.query("q").filter((f > real) | (f / real == real) | (lit(real).cast("i64") > 0))
         yield ended(query, a=fs.sum(f * real), b=fs.min(-lit(real)), c=fs.max(abs(lit(real)) + f))
+        case = fs.when(f > real, real).when(f == real, f).otherwise(lit(real).cast("f32"))
+        yield ended(WIDE.query("q"), a=fs.max(case), b=fs.max(fs.hash(lit(real), f, lit(real).cast("f32"))))
     yield ended(WIDE.query("q").filter(lit(True)).filter(lit(False) | lit(True)).filter(lit(b"a") == lit(b"b")))
     deep: Any = col("i64")
     for _ in range(60):  # as deep as registers allow
@@ -186,7 +231,7 @@ def test_explain_refuses_other_views_and_code_of_what_cannot_run():
         WIDE.query("q").explain("code")
     tall: Any = col("i64")
     for i in range(100):
-        tall = tall + i
+        tall = col("i64") * i + tall
     with pytest.raises(fs.QueryError, match="intermediate values"):
         ended(WIDE.query("q"), a=fs.sum(tall)).explain("code")
 
@@ -240,7 +285,8 @@ def test_every_operator_and_every_hostile_constant_is_written_in_our_words():
 )
 def test_no_constant_becomes_code(text, number, real, flag):
     query = WIDE.query("q").filter((col("b40") == text) | (col("i64") > number) & (col("on") == lit(flag)))
-    query = query.filter(col("f64") * real != real)
+    query = query.filter(col("f64") * real != real).filter(col("b40").startswith(text) | (fs.hash(lit(text)) > number))
+    query = query.filter(fs.when(col("i64") > number, flag).otherwise(fs.hash(lit(real), lit(number), "b40") != 0))
     code = generate(ended(query, a=fs.min(col("f64") + real), b=fs.max(col("i64") - number)).bound())
     assert_only_our_words(code)
 
@@ -259,6 +305,7 @@ def test_names_are_in_comments_only():
     def made(a: str, b: str, c: str, d: str, e: str) -> str:
         stream = fs.Stream(f"{a}.-_", {a: "timestamp[s]", b: "i32", c: "i64", d: "bytes[4]"}, key=b, time=a)
         query = stream.query(f"{b}.--").filter((col(c) > 3) & (col(d) == b"view")).map(**{e: col(c) * 2})
+        query = query.filter(col(d).startswith(b"v") | (fs.hash(a, d, c) > 0) | (col(a).year() > 2000))
         query = query.window(fs.tumbling("10s")).agg(**{f"{e}_": fs.sum(e)})
         return COMMENT.sub("", generate(query.bound()))
 

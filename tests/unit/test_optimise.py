@@ -53,6 +53,21 @@ def folded(tree: fs.Expr) -> str:
         (lit(math.nan) == lit(math.nan), "True"),
         (lit(b"a") == lit(b"a\0"), "True"),
         (lit(2.9).cast("i64") + col("a"), "(2 + a)"),
+        (fs.when(lit(1) < 2, col("a")).otherwise(col("a") // col("b")), "a"),
+        (fs.when(lit(False), col("a") // col("b")).otherwise(col("b")), "b"),
+        (fs.when(col("on"), True).otherwise(False), "on"),
+        (fs.when(col("a") > 3, lit(False)).otherwise(lit(1) == 1), "(a <= 3)"),
+        (fs.when(col("on"), col("a")).otherwise(col("a") + 0), "a"),
+        (fs.when(~col("on"), 1).otherwise(col("a")), "when(on, a).otherwise(1)"),
+        (fs.when(col("on"), lit(1) + 1).when(lit(False), 7).otherwise(col("a")), "when(on, 2).otherwise(a)"),
+        (lit(0).cast("timestamp[ms]").year() + col("a"), "(1970 + a)"),
+        (col("a") > lit(-1).cast("timestamp[ns]").hour(), "(a > 23)"),
+        (fs.hash(lit(1), lit(b"a")) == col("a"), "(a == 573093329)"),
+        (lit(b"abc").startswith(b"ab") & col("on"), "on"),
+        (col("pad").startswith(b"\0") | col("on"), "True"),
+        (lit(300).cast("i16") + col("a"), "(300 + a)"),
+        (lit(0.1).cast("f32") < col("f"), "(0.10000000149011612 < f)"),
+        (col("t").cast("timestamp[s]").year() > 0, "(year(floor(t, 86400)) > 0)"),
     ],
 )
 def test_constants_are_folded(tree, expected):
@@ -68,6 +83,10 @@ def test_constants_are_folded(tree, expected):
         col("a") > lit(1e300).cast("i64"),
         (col("a") // col("b") > 1) | lit(True),  # a division by zero is rejected, not kept
         (col("a") + 1 > 0) & lit(False),
+        col("a") > lit(300).cast("i8"),
+        col("a") > lit(2**60).cast("timestamp[s]").cast("timestamp[ns]"),
+        fs.when(col("a") // col("b") > 1, 7).otherwise(7) > 1,
+        fs.when(col("a") // col("b") > 1, col("on")).otherwise(col("a") > 1),
         col("f") + 0.0 > 1.0,  # -0.0 is no neutral element's business
     ],
 )

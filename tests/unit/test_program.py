@@ -8,7 +8,7 @@ import pytest
 
 import flexstream as fs
 from flexstream import col, lit
-from flexstream.testing.oracle import RowError, evaluate
+from flexstream.testing.values import Row, RowError, evaluate
 from tests.property.checks import FINISH_S, Expressions, as_rows, equal
 
 STREAM = fs.Stream(
@@ -36,7 +36,8 @@ def make_rows(n=400, seed=7):
 
 
 ROWS = make_rows()
-DICTS = [dict(zip(STREAM.schema.names, values, strict=True)) for values in ROWS.tolist()]
+TYPES = STREAM.schema.to_dict()
+DICTS = [Row(zip(STREAM.schema.names, values, strict=True), TYPES) for values in ROWS.tolist()]
 
 
 def expected(tree):

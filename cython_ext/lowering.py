@@ -9,9 +9,10 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
+from flexstream.cython_ext.folds import FOLDS, folded
 from flexstream.errors import QueryError
 from flexstream.expr import Typed
-from flexstream.query import BoundFilter, BoundMap, BoundQuery, Project
+from flexstream.query import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
 from flexstream.schema import Field, Schema
 
 MAX_REGISTERS = 64
@@ -38,12 +39,6 @@ OPERATORS = {
 }  # fmt: skip
 I_TO_F, F_TO_I, BYTES_EQ, BYTES_EQ_FIELD, FILTER, FILTER_BYTES_EQ, FILTER_BYTES_NE = 40, 41, 80, 81, 90, 91, 92
 NOT, BAD_SAVE, BAD_MASK = 72, 85, 86
-FOLDS = {
-    ("count", None): (0, 0),
-    ("sum", "i64"): (1, 1), ("sum", "f64"): (2, 2),
-    ("min", "i64"): (3, 1), ("max", "i64"): (4, 1), ("min", "f64"): (5, 1), ("max", "f64"): (6, 1),
-    ("avg", "f64"): (7, 2), ("stddev", "f64"): (8, 4),
-}  # fmt: skip
 SAFE_REAL = ("add", "sub", "mul", "neg", "abs")
 KEY_FORMS = {"f32": 1, "f64": 2, "bool": 3}
 
@@ -199,15 +194,13 @@ class _Lowering:
                 code="too_complex",
                 hint="split it into several queries",
             )
-        folds = [self.fold(aggregate.fn, aggregate.arg) for aggregate in self.bound.aggregates]
+        folds = [self.fold(aggregate) for aggregate in self.bound.aggregates]
         return Lowered(self.code, self.registers, folds, self.key())
 
-    def fold(self, fn: str, arg: Typed | None) -> Fold:
+    def fold(self, aggregate: BoundAggregate) -> Fold:
+        fn, arg = folded(aggregate, None if aggregate.arg is None else resolve(aggregate.arg, self.columns))
         if arg is None:
             return Fold(0, 0, 0)
-        arg = resolve(arg, self.columns)
-        if fn in ("avg", "stddev") and arg.type != "f64":
-            arg = Typed("cast", "f64", (arg,))
         number, slots = FOLDS[fn, arg.type]
         return Fold(number, self.value(arg), slots)
 

@@ -11,7 +11,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from flexstream.aggregates import Aggregate, avg, count, max, min, stddev, sum
+from flexstream.aggregates import Aggregate, avg, count, count_if, max, min, stddev, sum
 from flexstream.errors import (
     BackPressure,
     ConfigError,
@@ -59,6 +59,7 @@ __all__ = [
     "avg",
     "col",
     "count",
+    "count_if",
     "lit",
     "max",
     "min",

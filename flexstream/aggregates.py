@@ -1,4 +1,4 @@
-"""What a window says about each key: count, sum, min, max, avg, stddev."""
+"""What a window says about each key: counts, sums, extremes, means."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 from flexstream import expr as expressions
 from flexstream.errors import QueryError
-from flexstream.expr import Expr
+from flexstream.expr import Expr, Typed
+from flexstream.schema import FieldType
 
-FUNCTIONS = ("count", "sum", "min", "max", "avg", "stddev")
+FUNCTIONS = ("count", "count_if", "sum", "min", "max", "avg", "stddev")
+_KEEPS_TIMES = ("min", "max")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,6 +41,30 @@ class Aggregate:
         return f"{self.fn}({'' if self.arg is None else self.arg})"
 
 
+def result_type(aggregate: Aggregate, argument: Typed, declared: str) -> str:
+    """The Arrow type of the result, as text. `declared` is the argument's type as a schema has it.
+
+    Raises QueryError: the function is not for such an argument.
+    """
+    fn, kind = aggregate.fn, argument.type
+    if fn == "count_if":
+        if kind != "bool":
+            raise _refused(aggregate, declared, "it counts where a condition is true: compare it with something")
+        return "int64"
+    is_time = declared.startswith("timestamp") and fn not in _KEEPS_TIMES
+    if kind not in ("i64", "f64") or is_time:
+        raise _refused(aggregate, declared, "it is for numbers" + ("" if kind == "bytes" else ": cast('i64')"))
+    if fn in _KEEPS_TIMES:
+        return FieldType.parse(declared).arrow
+    return "int64" if fn == "sum" and kind == "i64" else "double"
+
+
+def _refused(aggregate: Aggregate, declared: str, hint: str) -> QueryError:
+    return QueryError(
+        f"{aggregate.fn} does not work on {aggregate.arg}, which is {declared}", code="bad_types", hint=hint
+    )
+
+
 def _make(fn: str, arg: Any) -> Aggregate:
     return Aggregate(fn, expressions.col(arg) if isinstance(arg, str) else expressions.lit(arg))
 
@@ -46,6 +72,11 @@ def _make(fn: str, arg: Any) -> Aggregate:
 def count() -> Aggregate:
     """The number of rows: int64."""
     return Aggregate("count")
+
+
+def count_if(condition: str | Expr) -> Aggregate:
+    """The number of rows for which the condition is true: int64. Other rows still make a result, of 0."""
+    return _make("count_if", condition)
 
 
 def sum(arg: str | Expr) -> Aggregate:

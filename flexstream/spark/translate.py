@@ -155,6 +155,8 @@ def _aggregate(aggregate: BoundAggregate, arguments: dict[str, str]) -> Column:
     if aggregate.arg is None:
         return F.count(F.lit(1))
     argument = F.col(arguments[aggregate.name])
+    if aggregate.fn == "count_if":
+        return F.count_if(argument)
     function = {"sum": F.sum, "min": F.min, "max": F.max, "avg": F.avg, "stddev": F.stddev_samp}[aggregate.fn]
     return function(argument)
 

@@ -230,6 +230,8 @@ def _orderable(value: float) -> tuple[bool, float]:
 def _aggregate(fn: str, values: list[Any]) -> Any:
     if fn == "count":
         return len(values)
+    if fn == "count_if":
+        return values.count(True)
     if fn in ("min", "max"):
         choose = min if fn == "min" else max
         return choose(

@@ -294,8 +294,10 @@ def random_query(rnd: random.Random, stream: fs.Stream, name: str, lateness: int
     make = Expressions(rnd, query.columns)
     aggregates: dict[str, Any] = {"n": fs.count()} if rnd.random() < 0.7 else {}
     for i in range(rnd.randint(0 if aggregates else 1, 4)):
-        fn = rnd.choice((fs.sum, fs.min, fs.max, fs.avg, fs.stddev))
-        if fn in (fs.min, fs.max):
+        fn = rnd.choice((fs.count_if, fs.sum, fs.min, fs.max, fs.avg, fs.stddev))
+        if fn is fs.count_if:
+            argument = make.boolean(1)
+        elif fn in (fs.min, fs.max):
             argument = rnd.choice((make.integer, make.real))(1)
             if rnd.random() < 0.4 and (make.ints or make.reals):
                 argument = col(rnd.choice(make.ints + make.reals))

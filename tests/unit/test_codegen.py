@@ -22,7 +22,8 @@ from flexstream.cython_ext.choices import PLAIN, Choices
 from flexstream.cython_ext.codegen import Pipeline, generate
 from flexstream.cython_ext.codegen_expr import comment
 from flexstream.cython_ext.compiler import INCLUDES
-from flexstream.cython_ext.lowering import FOLDS, KEY_FORMS, lower
+from flexstream.cython_ext.folds import FOLDS
+from flexstream.cython_ext.lowering import KEY_FORMS, lower
 from flexstream.testing.ysb import YSB_QUERY
 from tests.property.checks import random_query, random_stream
 

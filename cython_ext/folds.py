@@ -1,0 +1,30 @@
+"""What each aggregate keeps of a key's rows: which fold, over which argument, in how many 8-byte slots. Pure.
+
+Numbers as in the Fold enum of partial.pxd. A fold's slots are a mergeable partial, whatever variant made it.
+"""
+
+from __future__ import annotations
+
+from flexstream.expr import Typed
+from flexstream.plan import BoundAggregate
+
+MAX_SLOTS = 1024  # of all aggregates of a query; MAX_SLOTS of partial.pxd
+
+FOLDS: dict[tuple[str, str | None], tuple[int, int]] = {
+    ("count", None): (0, 0),
+    ("sum", "i64"): (1, 1), ("sum", "f64"): (2, 2),
+    ("min", "i64"): (3, 1), ("max", "i64"): (4, 1), ("min", "f64"): (5, 1), ("max", "f64"): (6, 1),
+    ("avg", "f64"): (7, 2), ("stddev", "f64"): (8, 4),
+}  # fmt: skip
+_REAL = ("avg", "stddev")
+
+
+def folded(aggregate: BoundAggregate, argument: Typed | None) -> tuple[str, Typed | None]:
+    """The fold that does the aggregate's work, and what it is over; `argument` is over fields of the row alone."""
+    if argument is None:
+        return "count", None
+    if aggregate.fn == "count_if":  # true counts one
+        return "sum", Typed("cast", "i64", (argument,))
+    if aggregate.fn in _REAL and argument.type != "f64":
+        return aggregate.fn, Typed("cast", "f64", (argument,))
+    return aggregate.fn, argument

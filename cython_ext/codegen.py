@@ -22,6 +22,7 @@ MAX_PREDICATES = 32  # FS_PREDICATES
 ROWS_AHEAD_BYTES = 2048  # what of the rows is fetched ahead; measured, with rows that come from memory
 ENTRIES_AHEAD = 16
 SAMPLE_EVERY = 16
+MAX_HOT_SLOTS = 32
 PLACES = 4  # for the rows of a hot key, in turn
 _INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "timestamp")
 
@@ -59,7 +60,10 @@ class Pipeline:
 
     @property
     def can_be_hot(self) -> bool:
-        """May a batch's rows be added up apart? Not where that could pass int64, and the sum in order does not."""
+        """May a batch's rows be added up apart? Not where that could pass int64, and the sum in order does not; nor
+        where the places would be large."""
+        if self.slots > MAX_HOT_SLOTS:
+            return False
         pairs = zip(self.folds, self.arguments, strict=True)
         return all(fold != ("sum", "i64") or (of is not None and self._is_narrow(of)) for fold, of in pairs)
 

@@ -20,6 +20,13 @@ def updates(fold: Fold, at: int, value: str | None, masked: bool) -> list[str]:
         return [f"fs_add_real({real}, {value});"]
     if fold == ("stddev", "f64"):
         return [f"fs_add_deviation({real}, {value});"]
+    guard = "if (keep) " if masked else ""
+    if fold[0] in ("first", "last"):
+        bits = f"fs_bits({value})" if fold[1] == "f64" else f"(uint64_t){value}"
+        return [f"{guard}fs_{fold[0]}(slot + {at}, {bits}, time, view->session, view->sequence + i);"]
+    if fold[0] == "approx_distinct":
+        bits = f"fs_value_bits({value})" if fold[1] == "f64" else f"(uint64_t){value}"
+        return [f"{guard}fs_sketch_add((unsigned char *)(slot + {at}), {bits});"]
     if fold[1] == "i64":
         also = "keep & " if masked else ""
         order = "<" if fold[0] == "min" else ">"
@@ -57,6 +64,9 @@ def merging(fold: Fold, at: int) -> Merge:
         )
     if fold == ("stddev", "f64"):
         return Merge([f"fs_merge_deviation((double *){into}, (double *){source});"])
+    if fold[0] in ("first", "last"):
+        held = f"place[{1 + at}], (int64_t)place[{2 + at}], place[{3 + at}], place[{4 + at}]"
+        return Merge([f"fs_{fold[0]}({into}, {held});"])
     if fold[1] is None:
         return Merge()
     kind, least = "int64_t" if fold[1] == "i64" else "double", fold[0] == "min"

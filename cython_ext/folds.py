@@ -15,6 +15,10 @@ FOLDS: dict[tuple[str, str | None], tuple[int, int]] = {
     ("sum", "i64"): (1, 1), ("sum", "f64"): (2, 2),
     ("min", "i64"): (3, 1), ("max", "i64"): (4, 1), ("min", "f64"): (5, 1), ("max", "f64"): (6, 1),
     ("avg", "f64"): (7, 2), ("stddev", "f64"): (8, 4),
+    ("first", "i64"): (9, 4), ("first", "f64"): (9, 4), ("first", "bool"): (9, 4),
+    ("last", "i64"): (10, 4), ("last", "f64"): (10, 4), ("last", "bool"): (10, 4),
+    ("approx_distinct", "i64"): (11, 128), ("approx_distinct", "bool"): (11, 128),
+    ("approx_distinct", "f64"): (12, 128),
 }  # fmt: skip
 _REAL = ("avg", "stddev")
 

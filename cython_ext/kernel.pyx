@@ -10,7 +10,7 @@ from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_i
 from flexstream.cython_ext.panes cimport (
     STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end, floor_to, pane_get, pane_position,
 )
-from flexstream.cython_ext.partial cimport DIRTY_BIT, pack_keys, table_apply, table_locate
+from flexstream.cython_ext.partial cimport DIRTY_BIT, Origin, pack_keys, table_apply, table_locate
 from flexstream.cython_ext.program cimport BATCH, Scratch, drop_bad, program_run
 
 
@@ -136,6 +136,7 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
     cdef int64_t latest = INT64_MIN
     cdef int64_t t
     cdef ArenaStatus status
+    cdef Origin origin
     cdef const unsigned char *times = rows + query.time_offset
     if query.failed:
         fs_count(&query.counters.rows, n)
@@ -172,7 +173,11 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
             return STEP_WAIT
         if status == ARENA_FULL:
             homed = drop_homeless(scratch, m, n_registers)
-        if table_apply(&query.layout, scratch.registers, BATCH, homed, scratch.entry):
+        origin.time = scratch.time
+        origin.selected = scratch.selected
+        origin.session = context.session
+        origin.sequence = context.sequence + context.batch_from + context.late_from
+        if table_apply(&query.layout, scratch.registers, BATCH, homed, scratch.entry, &origin):
             fs_store_relaxed(&query.failed, 1)
         if query.lateness > 0 and earliest < panes.fired_until:
             mark_revisions(query, panes, scratch, homed)

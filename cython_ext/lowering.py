@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
-from flexstream.cython_ext.folds import FOLDS, folded
+from flexstream.cython_ext.folds import FOLDS, MAX_SLOTS, folded
 from flexstream.errors import QueryError
 from flexstream.expr import Typed
 from flexstream.query import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
@@ -195,6 +195,14 @@ class _Lowering:
                 hint="split it into several queries",
             )
         folds = [self.fold(aggregate) for aggregate in self.bound.aggregates]
+        slots = sum(fold.slots for fold in folds)
+        if slots > MAX_SLOTS:
+            raise QueryError(
+                f"the aggregates of query {self.bound.query.name!r} keep {8 * slots} bytes for each key, "
+                f"at most {8 * MAX_SLOTS} work",
+                code="too_complex",
+                hint="split it into several queries: approx_distinct keeps 1024 bytes each",
+            )
         return Lowered(self.code, self.registers, folds, self.key())
 
     def fold(self, aggregate: BoundAggregate) -> Fold:

@@ -100,6 +100,8 @@ cdef struct Context:          # what a worker lends to kernels
     Scratch *scratch
     Ring *out
     bint late_any
+    uint64_t session          # of the batch's rows, and the sequence of the first: what `first` and `last` go by
+    uint64_t sequence
     uint32_t batch_from       # where in the batch the rows given to query.kernel begin
     uint32_t late_from        # and where in these the rows given to the generic variant begin
     uint32_t done             # rows that a kernel finished before STEP_WAIT

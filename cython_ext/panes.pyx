@@ -15,6 +15,8 @@ from flexstream.cython_ext.ring cimport Message, ring_push
 
 cdef enum:
     FIRST_CAPACITY = 16
+    WIDE = 512                # bytes of an entry; so large ones begin with fewer
+    FIRST_WIDE = 4
     MOST_EXPECTED = 1 << 16
     FOLD_AT_ONCE = 64         # a part with so few keys is not worth a link
 
@@ -53,9 +55,13 @@ cdef inline void use_pane(PaneSet *panes, Pane *pane) noexcept nogil:
         panes.recent = pane
 
 
-cdef uint32_t expected_capacity(const PaneSet *panes) noexcept nogil:
+cdef inline uint32_t least_capacity(const Query *query) noexcept nogil:
+    return FIRST_WIDE if query.layout.stride > WIDE else FIRST_CAPACITY
+
+
+cdef uint32_t expected_capacity(const Query *query, const PaneSet *panes) noexcept nogil:
     """As many keys as the pane before it has now: growing step by step would cost more than the memory."""
-    cdef uint32_t capacity = FIRST_CAPACITY
+    cdef uint32_t capacity = least_capacity(query)
     cdef uint32_t keys = panes.usual_keys
     if panes.recent != NULL and panes.recent.table.used + panes.recent.table.reserved > keys:
         keys = panes.recent.table.used + panes.recent.table.reserved
@@ -91,9 +97,9 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
     memset(pane, 0, pane_bytes(query))
     pane.start = start
     pane.fired = <uint32_t *> (<unsigned char *> memory + sizeof(Pane))
-    status = table_init(&pane.table, &query.layout, expected_capacity(panes), context.arena)
+    status = table_init(&pane.table, &query.layout, expected_capacity(query, panes), context.arena)
     if status == ARENA_FULL:
-        status = table_init(&pane.table, &query.layout, FIRST_CAPACITY, context.arena)
+        status = table_init(&pane.table, &query.layout, least_capacity(query), context.arena)
     if status != ARENA_OK:
         arena_release(context.arena, pane, pane_bytes(query))
         return status

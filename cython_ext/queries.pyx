@@ -13,7 +13,7 @@ from flexstream.cython_ext.panes cimport (
     FS_BUCKETS, FS_PREDICATES, PaneSet, Query, first_open_end, fs_profile, query_init,
 )
 from flexstream.cython_ext.partial cimport (
-    FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, KEY_RAW, USED_BIT, Layout,
+    FOLD_FIRST, FOLD_LAST, FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, KEY_RAW, USED_BIT, Layout,
 )
 from flexstream.cython_ext.program cimport BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free
 from flexstream.cython_ext.variant cimport variant_kernel
@@ -54,6 +54,10 @@ cdef build_layout(Layout *layout, lowered):
         elif fold.fold == FOLD_MAX_F:
             start = -INFINITY
             memcpy(&layout.empty[slot], &start, 8)
+        elif fold.fold == FOLD_FIRST:
+            layout.empty[slot + 1] = <uint64_t> INT64_MAX       # later than any row
+        elif fold.fold == FOLD_LAST:
+            layout.empty[slot + 1] = <uint64_t> INT64_MIN
         slot += fold.slots
     layout.stride = slot * 8
 

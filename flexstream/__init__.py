@@ -11,7 +11,19 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from flexstream.aggregates import Aggregate, avg, count, count_if, max, min, stddev, sum
+from flexstream.aggregates import (
+    Aggregate,
+    approx_distinct,
+    avg,
+    count,
+    count_if,
+    first,
+    last,
+    max,
+    min,
+    stddev,
+    sum,
+)
 from flexstream.errors import (
     BackPressure,
     ConfigError,
@@ -56,10 +68,13 @@ __all__ = [
     "SchemaError",
     "Stream",
     "WindowSpec",
+    "approx_distinct",
     "avg",
     "col",
     "count",
     "count_if",
+    "first",
+    "last",
     "lit",
     "max",
     "min",

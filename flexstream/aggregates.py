@@ -1,4 +1,4 @@
-"""What a window says about each key: counts, sums, extremes, means."""
+"""What a window says about each key: counts, sums, extremes, means, the first and last row, different values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from flexstream.errors import QueryError
 from flexstream.expr import Expr, Typed
 from flexstream.schema import FieldType
 
-FUNCTIONS = ("count", "count_if", "sum", "min", "max", "avg", "stddev")
-_KEEPS_TIMES = ("min", "max")
+FUNCTIONS = (
+    "count", "count_if", "sum", "min", "max", "avg", "stddev", "first", "last", "approx_distinct",
+)  # fmt: skip
+_OF_ARGUMENT = ("min", "max", "first", "last")  # the result is one of the values
+_OF_ANY = ("first", "last", "approx_distinct")  # bool too, and times
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -51,10 +54,14 @@ def result_type(aggregate: Aggregate, argument: Typed, declared: str) -> str:
         if kind != "bool":
             raise _refused(aggregate, declared, "it counts where a condition is true: compare it with something")
         return "int64"
-    is_time = declared.startswith("timestamp") and fn not in _KEEPS_TIMES
+    if fn in _OF_ANY:
+        if kind == "bytes":
+            raise _refused(aggregate, declared, "bytes do not work yet: it is for numbers, times and bool")
+        return FieldType.parse(declared).arrow if fn in _OF_ARGUMENT else "int64"
+    is_time = declared.startswith("timestamp") and fn not in _OF_ARGUMENT
     if kind not in ("i64", "f64") or is_time:
         raise _refused(aggregate, declared, "it is for numbers" + ("" if kind == "bytes" else ": cast('i64')"))
-    if fn in _KEEPS_TIMES:
+    if fn in _OF_ARGUMENT:
         return FieldType.parse(declared).arrow
     return "int64" if fn == "sum" and kind == "i64" else "double"
 
@@ -102,3 +109,22 @@ def avg(arg: str | Expr) -> Aggregate:
 def stddev(arg: str | Expr) -> Aggregate:
     """The sample standard deviation (n - 1): float64, null for a single row."""
     return _make("stddev", arg)
+
+
+def first(arg: str | Expr) -> Aggregate:
+    """The value of the first row, in the argument's type: by event time, then session, then row sequence.
+
+    Sessions of a stream count in the order in which they first registered. So the result does not depend on which
+    row was received first, nor on moves of the group.
+    """
+    return _make("first", arg)
+
+
+def last(arg: str | Expr) -> Aggregate:
+    """The value of the last row, in the argument's type: by event time, then session, then row sequence."""
+    return _make("last", arg)
+
+
+def approx_distinct(arg: str | Expr) -> Aggregate:
+    """About how many different values there are: int64, with a standard error of 3.3%, in 1024 bytes for each key."""
+    return _make("approx_distinct", arg)

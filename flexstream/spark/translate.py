@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flexstream.query import Query
 
 I64_MIN = -(2**63)
+APPROX_ERROR = 0.0325  # relative standard deviation
 BEGINNING = -(2**62)  # microseconds: before any timestamp
 EVENT_TIME, WINDOW = "__event_time", "__window"  # no field begins with an underscore
 _FAIL_ON_INTEGERS = {"add", "sub", "mul", "neg", "abs"}
@@ -78,6 +79,13 @@ def _check_translatable(bound: BoundQuery, df: DataFrame) -> None:
                 f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
                 "it is in nanoseconds, Spark's timestamps are in microseconds",
                 "aggregate cast('i64') of the column",
+            )
+        if aggregate.fn in ("first", "last"):
+            raise _refuse(
+                query,
+                f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
+                "rows of the same event time come in the order of session and row sequence, which Spark does not have",
+                "use min_by or max_by over a column that orders your rows",
             )
         if aggregate.fn == "sum" and aggregate.result_type == "int64" and not _ansi(df):
             raise _refuse(
@@ -157,6 +165,8 @@ def _aggregate(aggregate: BoundAggregate, arguments: dict[str, str]) -> Column:
     argument = F.col(arguments[aggregate.name])
     if aggregate.fn == "count_if":
         return F.count_if(argument)
+    if aggregate.fn == "approx_distinct":  # Spark's own estimate, with about the same error
+        return F.approx_count_distinct(argument, APPROX_ERROR)
     function = {"sum": F.sum, "min": F.min, "max": F.max, "avg": F.avg, "stddev": F.stddev_samp}[aggregate.fn]
     return function(argument)
 

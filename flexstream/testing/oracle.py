@@ -9,19 +9,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flexstream import expr as e
 from flexstream.errors import QueryError
 from flexstream.query import Filter, Map, Query
+from flexstream.testing.hyperloglog import estimate
 
 I64_MIN, I64_MAX = -(2**63), 2**63 - 1
 END_OF_TIME = math.inf
 
 Row = dict[str, Any]
 WindowKey = tuple[int, tuple[Any, ...]]
+Place = tuple[int, int, int]  # time, session, sequence
 
 
 class RowError(Exception):
@@ -50,12 +52,16 @@ class OracleResult:
 
 
 def run(
-    query: Query, rows: Any, watermarks: Mapping[int, int] | Iterable[tuple[int, int]] | None = None
+    query: Query,
+    rows: Any,
+    watermarks: Mapping[int, int] | Iterable[tuple[int, int]] | None = None,
+    sessions: Sequence[int] | None = None,
 ) -> OracleResult:
     """The results of `query` over `rows` in order of arrival, after the end of the stream.
 
     `watermarks` are (position, watermark): before the row at that position the watermark rises to that time.
-    A watermark never goes back. Without any, nothing is late. Raises QueryError (`overflow`) when an integer
+    A watermark never goes back. Without any, nothing is late. `sessions` are the numbers of the rows' sessions, in the
+    order of registration; without them there is one. Raises QueryError (`overflow`) when an integer
     sum does not fit 64 bits, which fails the query.
     """
     if query.window_spec is None or not query.aggregates:
@@ -65,7 +71,7 @@ def run(
     lateness = query.allowed_lateness_ns // stream.unit_ns
     packed = stream.schema.pack(rows)
     pending = sorted(watermarks.items() if isinstance(watermarks, Mapping) else watermarks or [])
-    contents: dict[WindowKey, list[list[Any]]] = {}
+    contents: dict[WindowKey, list[tuple[Place, list[Any]]]] = {}
     result = OracleResult()
     watermark: float = -math.inf
 
@@ -92,10 +98,12 @@ def run(
             window = (start, key)
             if start + size <= watermark and window in contents:  # fired already: an update
                 result.revisions[window] = result.revisions.get(window, 0) + 1
-            contents.setdefault(window, []).append(arguments)
+            place = (row[stream.time], 0 if sessions is None else sessions[position], position)
+            contents.setdefault(window, []).append((place, arguments))
 
     for window, collected in contents.items():
-        columns = zip(*collected, strict=True)
+        in_order = sorted(collected, key=lambda item: item[0])
+        columns = zip(*(arguments for _, arguments in in_order), strict=True)
         result.windows[window] = {
             name: _aggregate(aggregate.fn, list(column))
             for (name, aggregate), column in zip(query.aggregates.items(), columns, strict=True)
@@ -228,10 +236,15 @@ def _orderable(value: float) -> tuple[bool, float]:
 
 
 def _aggregate(fn: str, values: list[Any]) -> Any:
+    """Of values in the order of (time, session, sequence)."""
     if fn == "count":
         return len(values)
     if fn == "count_if":
         return values.count(True)
+    if fn in ("first", "last"):
+        return values[0 if fn == "first" else -1]
+    if fn == "approx_distinct":
+        return estimate(values)
     if fn in ("min", "max"):
         choose = min if fn == "min" else max
         return choose(

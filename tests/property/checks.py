@@ -18,6 +18,8 @@ FINISH_S = 20.0  # no test waits longer than this for an engine
 UNITS = ("s", "ms", "us", "ns")
 KEY_KINDS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "f32", "f64", "bool", "timestamp", "bytes")
 VALUE_KINDS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64", "bool", "timestamp", "bytes")
+VALUED = (fs.min, fs.max, fs.first, fs.last, fs.approx_distinct)  # of any value, as it is
+FUNCTIONS = (fs.count_if, fs.sum, fs.avg, fs.stddev, *VALUED)
 SUMMABLE = 1_000_003  # integer sums take remainders of it: no sum of a test's rows overflows
 
 
@@ -118,11 +120,11 @@ def assert_ledger(status: dict[str, Any], stream: str, n: int) -> None:
     assert sum(status["streams"][stream]["groups"]) == n
 
 
-def assert_conserved(engine: fs.Engine, case: Case) -> None:
-    """After finish(): results, counts and ledger agree with the oracle."""
+def assert_conserved(engine: fs.Engine, case: Case, sessions: list[int] | None = None) -> None:
+    """After finish(): results, counts and ledger agree with the oracle. `sessions`: who sent each row."""
     status = engine.status()
     for query in case.queries:
-        oracle = run(query, case.rows)
+        oracle = run(query, case.rows, sessions=sessions)
         results = as_rows(engine.results(query.name))
         assert all(row["revision"] == 0 for row in results)
         assert_same_results(query, results, oracle.windows)
@@ -266,7 +268,9 @@ class Expressions:
         return rnd.choice((left == right, left != right, left < right, left <= right, left > right, left >= right))
 
 
-def random_query(rnd: random.Random, stream: fs.Stream, name: str, lateness: int = 0) -> fs.Query:
+def random_query(
+    rnd: random.Random, stream: fs.Stream, name: str, lateness: int = 0, functions: tuple[Any, ...] = FUNCTIONS
+) -> fs.Query:
     query = stream.query(name)
     for step in range(rnd.randint(0, 3)):
         make = Expressions(rnd, query.columns)
@@ -294,13 +298,15 @@ def random_query(rnd: random.Random, stream: fs.Stream, name: str, lateness: int
     make = Expressions(rnd, query.columns)
     aggregates: dict[str, Any] = {"n": fs.count()} if rnd.random() < 0.7 else {}
     for i in range(rnd.randint(0 if aggregates else 1, 4)):
-        fn = rnd.choice((fs.count_if, fs.sum, fs.min, fs.max, fs.avg, fs.stddev))
+        fn = rnd.choice(functions)
         if fn is fs.count_if:
             argument = make.boolean(1)
-        elif fn in (fs.min, fs.max):
+        elif fn in VALUED:
             argument = rnd.choice((make.integer, make.real))(1)
             if rnd.random() < 0.4 and (make.ints or make.reals):
                 argument = col(rnd.choice(make.ints + make.reals))
+            if fn not in (fs.min, fs.max) and rnd.random() < 0.2:
+                argument = make.boolean(1)
         elif rnd.random() < 0.5:
             argument = make.integer(1) % SUMMABLE
         else:

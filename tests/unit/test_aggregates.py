@@ -78,10 +78,110 @@ def test_count_if_is_for_conditions():
     assert "compare it" in (refused.value.hint or "")
 
 
+# -- first and last
+
+
+@both
+def test_first_and_last_go_by_event_time_and_then_by_the_order_in_which_rows_were_fed(compile):
+    query = query_of(first=fs.first("x"), last=fs.last("x"), small=fs.first("small"), ok=fs.last("ok"), t=fs.last("t"))
+    t = np.array([5, 3, 3, 9, 9, 4] * 100)
+    rows = rows_of(600, t=t, x=np.arange(600), small=-np.arange(600), ok=np.arange(600) % 2 == 0)
+    batches = [rows[at : at + 7] for at in range(0, 600, 7)]
+    (row,) = results(query, *batches, compile=compile)
+    assert (row["first"], row["last"], row["small"], row["ok"]) == (1, 598, -1, True)
+    assert row["t"].microsecond == 9000
+    kinds = {name: str(query.result_schema().field(name).type) for name in ("first", "small", "ok", "t")}
+    assert kinds == {"first": "int64", "small": "int16", "ok": "bool", "t": "timestamp[ms]"}
+
+
+@both
+def test_first_and_last_keep_the_bits_of_a_real(compile):
+    query = query_of(first=fs.first("y"), last=fs.last("y"))
+    (row,) = results(query, rows_of(200, t=np.arange(200), y=[np.nan] * 199 + [-0.0]), compile=compile)
+    assert np.isnan(row["first"])
+    assert np.signbit(row["last"])
+    assert row["last"] == 0
+
+
+@both
+def test_rows_of_the_same_time_come_by_session_in_the_order_of_registration(compile):
+    query = query_of(first=fs.first("x"), last=fs.last("x"))
+    with fs.Engine(groups=4, compile=compile, pin=False, listen="127.0.0.1:0") as engine:
+        engine.submit(query)
+        address = "tcp://{}:{}".format(*engine.data_address)
+        producers = [fs.Producer(address, stream="s", linger_ms=1) for _ in range(3)]
+        for number in (2, 0, 1):  # not in the order in which they came
+            producers[number].send(rows_of(50, x=100 * number + np.arange(50)))
+            producers[number].flush(FINISH_S)
+        for producer in producers:
+            producer.close(timeout=FINISH_S)
+        engine.finish(timeout=FINISH_S)
+        (row,) = [row for batch in engine.results("q") for row in batch.to_pylist()]
+    assert (row["first"], row["last"]) == (0, 249)
+
+
+def test_a_session_in_the_slot_of_one_that_has_gone_has_a_number_of_its_own():
+    """With one slot, two lives: the second one's rows begin at sequence 0 again, and are later all the same."""
+    query = query_of(first=fs.first("x"), last=fs.last("x"))
+    with fs.Engine(groups=1, compile="off", pin=False, max_sessions=2) as engine:
+        engine.submit(query)
+        engine.add(STREAM)
+        sessions = engine._streams["s"].sessions
+        numbers = []
+        for life in range(4):
+            session = sessions.register(f"p{life}", 0, "test")
+            numbers.append(session.number)
+            sessions.end(session, None)
+            assert session.ended.wait(FINISH_S)
+        assert numbers == sorted(set(numbers))
+
+
+def test_first_and_last_are_not_for_bytes():
+    for fn in (fs.first, fs.last, fs.approx_distinct):
+        with pytest.raises(QueryError, match="does not work on name, which is bytes"):
+            query_of(a=fn("name"))
+
+
+# -- approx_distinct
+
+
+@both
+def test_approx_distinct_is_near_the_truth_at_any_size(compile):
+    query = query_of(n=fs.count(), about=fs.approx_distinct("x"), ok=fs.approx_distinct("ok"))
+    rng = np.random.default_rng(7)
+    for different in (1, 2, 10, 100, 1_000, 20_000, 200_000):
+        values = rng.integers(-(2**62), 2**62, different)
+        rows = rows_of(different + 1000, x=np.concatenate([values, np.resize(values, 1000)]))
+        rows["ok"] = np.arange(len(rows)) % 2
+        (row,) = results(query, rows, compile=compile)
+        assert row["n"] == len(rows)
+        assert row["ok"] == min(2, len(rows))
+        assert abs(row["about"] - different) <= 4 * 0.0325 * different + 0.5, (different, row["about"])
+        if different <= 10:
+            assert row["about"] == different
+
+
+@both
+def test_approx_distinct_takes_zeros_of_both_signs_for_one_value_and_all_nans_for_one(compile):
+    query = query_of(about=fs.approx_distinct("y"))
+    rows = rows_of(300)
+    rows["y"] = np.resize(np.array([0, 1 << 63, 0x7FF8 << 48, 0xFFF8 << 48, 0x7FF0 << 48 | 5], "u8").view("f8"), 300)
+    (row,) = results(query, rows, compile=compile)
+    assert row["about"] == 2
+
+
+def test_what_sketches_keep_of_a_key_has_a_limit():
+    aggregates = {f"a{i}": fs.approx_distinct(col("x") + i) for i in range(9)}
+    with pytest.raises(QueryError, match="keep 9216 bytes for each key, at most 8192 work"):
+        results(query_of(**aggregates), rows_of(1))
+
+
 # -- the plan
 
 
-@pytest.mark.parametrize("aggregate", [fs.count_if(col("x") > 5)], ids=str)
+@pytest.mark.parametrize(
+    "aggregate", [fs.count_if(col("x") > 5), fs.first("x"), fs.last(col("y") + 1), fs.approx_distinct("ok")], ids=str
+)
 def test_the_plan_and_its_json_say_the_aggregate(aggregate):
     query = query_of(a=aggregate)
     assert fs.Query.from_json(query.to_json()) == query

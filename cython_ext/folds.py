@@ -6,7 +6,7 @@ Numbers as in the Fold enum of partial.pxd. A fold's slots are a mergeable parti
 from __future__ import annotations
 
 from flexstream.expr import Typed
-from flexstream.plan import BoundAggregate
+from flexstream.plan import BoundAggregate, BoundQuery
 
 MAX_SLOTS = 1024  # of all aggregates of a query; MAX_SLOTS of partial.pxd
 
@@ -19,8 +19,18 @@ FOLDS: dict[tuple[str, str | None], tuple[int, int]] = {
     ("last", "i64"): (10, 4), ("last", "f64"): (10, 4), ("last", "bool"): (10, 4),
     ("approx_distinct", "i64"): (11, 128), ("approx_distinct", "bool"): (11, 128),
     ("approx_distinct", "f64"): (12, 128),
+    ("distinct", "i64"): (13, 2), ("distinct", "bool"): (13, 2), ("distinct", "f64"): (14, 2),
+    ("order_hash", "i64"): (15, 1), ("order_hash", "bool"): (15, 1), ("order_hash", "f64"): (16, 1),
 }  # fmt: skip
+MAX_SIDES = 4  # aggregates of a query with a table of their own beside the entries; MAX_SIDES of partial.pxd
+BESIDE = ("distinct", "order_hash")
 _REAL = ("avg", "stddev")
+
+
+def why_generic(bound: BoundQuery) -> str | None:
+    """Why the query has no compiled variant; None: it has one."""
+    found = next((aggregate.fn for aggregate in bound.aggregates if aggregate.fn in BESIDE), None)
+    return None if found is None else f"{found} is not compiled yet: the generic variant runs the query"
 
 
 def folded(aggregate: BoundAggregate, argument: Typed | None) -> tuple[str, Typed | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
-from flexstream.cython_ext.folds import FOLDS, MAX_SLOTS, folded
+from flexstream.cython_ext.folds import BESIDE, FOLDS, MAX_SIDES, MAX_SLOTS, folded
 from flexstream.errors import QueryError
 from flexstream.expr import Typed
 from flexstream.query import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
@@ -195,6 +195,14 @@ class _Lowering:
                 hint="split it into several queries",
             )
         folds = [self.fold(aggregate) for aggregate in self.bound.aggregates]
+        beside = [aggregate.fn for aggregate in self.bound.aggregates if aggregate.fn in BESIDE]
+        if len(beside) > MAX_SIDES:
+            raise QueryError(
+                f"query {self.bound.query.name!r} has {len(beside)} of {' and '.join(BESIDE)}, "
+                f"at most {MAX_SIDES} work",
+                code="too_complex",
+                hint="split it into several queries, or use approx_distinct",
+            )
         slots = sum(fold.slots for fold in folds)
         if slots > MAX_SLOTS:
             raise QueryError(

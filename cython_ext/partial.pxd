@@ -16,6 +16,7 @@ cdef enum:
     MAX_AGGREGATES = 32
     MAX_KEY_FIELDS = 16
     MAX_KEY_WORDS = 32
+    MAX_SIDES = 4
     MAX_SLOTS = 1024          # of all aggregates
     MAX_ENTRY_WORDS = 1 + 32 + 1024
 
@@ -33,6 +34,10 @@ cdef enum Fold:
     FOLD_LAST = 10
     FOLD_APPROX_I = 11
     FOLD_APPROX_F = 12
+    FOLD_DISTINCT_I = 13      # these have a side table, see sides.pxd
+    FOLD_DISTINCT_F = 14
+    FOLD_ORDER_I = 15
+    FOLD_ORDER_F = 16
 
 cdef enum KeyForm:
     KEY_RAW = 0
@@ -82,6 +87,14 @@ cdef struct Table:
     uint32_t used
     uint32_t dirty            # entries changed since their window fired
     uint32_t reserved         # keys that a dense front holds for it (fronts.pxd); they count as used
+
+
+cdef struct Side:             # of one aggregate: what it keeps beside the entries, in a table of (key, one more word)
+    uint32_t fold
+    uint32_t register_
+    uint32_t slot             # of the aggregate, in the entry
+    Layout layout
+    Table merged              # of a window that has several parts
 
 
 cdef inline uint32_t table_room(const Table *table) noexcept nogil:

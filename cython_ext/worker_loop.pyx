@@ -20,6 +20,7 @@ from flexstream.cython_ext.messages cimport (
 )
 from flexstream.cython_ext.moving cimport (
     drain, give_back_sockets, next_due_advance, peers_wait, quiescent, read_peer, sweep, take_socket, take_sockets,
+    waits_for_order,
 )
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
 from flexstream.cython_ext.progress cimport (
@@ -348,9 +349,12 @@ cdef Step run_peers(WorkerState *worker, uint64_t now) noexcept nogil:
 
 
 cdef bint comes_before_its_group(WorkerState *worker, const Message *order) noexcept nogil:
-    """Rows of a group that will be adopted here: without ADOPT nobody knows which of them are late."""
-    return (order.kind == FEED and not worker.streams[order.stream].owned[order.group]
-            and fs_load_acquire(&worker.shared.placement[order.group]) == worker.index)
+    """Rows of a group that will be adopted here: without ADOPT nobody knows which of them are late. And rows whose
+    order matters, while the old owner may still have some before them."""
+    cdef StreamState *stream = worker.streams[order.stream]
+    if order.kind != FEED or stream.owned[order.group]:
+        return order.kind == FEED and waits_for_order(worker, stream, order.group)
+    return fs_load_acquire(&worker.shared.placement[order.group]) == worker.index
 
 
 cdef Step run_feeds(WorkerState *worker, uint64_t now) noexcept nogil:

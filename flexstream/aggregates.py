@@ -9,12 +9,14 @@ from flexstream import expr as expressions
 from flexstream.errors import QueryError
 from flexstream.expr import Expr, Typed
 from flexstream.schema import FieldType
+from flexstream.windows import WindowSpec
 
 FUNCTIONS = (
-    "count", "count_if", "sum", "min", "max", "avg", "stddev", "first", "last", "approx_distinct",
+    "count", "count_if", "sum", "min", "max", "avg", "stddev", "first", "last", "distinct",
+    "approx_distinct", "order_hash",
 )  # fmt: skip
 _OF_ARGUMENT = ("min", "max", "first", "last")  # the result is one of the values
-_OF_ANY = ("first", "last", "approx_distinct")  # bool too, and times
+_OF_ANY = ("first", "last", "distinct", "approx_distinct", "order_hash")  # bool too, and times
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -64,6 +66,16 @@ def result_type(aggregate: Aggregate, argument: Typed, declared: str) -> str:
     if fn in _OF_ARGUMENT:
         return FieldType.parse(declared).arrow
     return "int64" if fn == "sum" and kind == "i64" else "double"
+
+
+def check_window(aggregate: Aggregate, window: WindowSpec | None) -> None:
+    """Raises QueryError: the function cannot work over such a window."""
+    if aggregate.fn == "order_hash" and window is not None and window.kind != "tumbling":
+        raise QueryError(
+            f"order_hash needs a tumbling window, not {window}: panes do not keep the order of rows between them",
+            code="bad_window",
+            hint="use fs.tumbling(...)",
+        )
 
 
 def _refused(aggregate: Aggregate, declared: str, hint: str) -> QueryError:
@@ -125,6 +137,19 @@ def last(arg: str | Expr) -> Aggregate:
     return _make("last", arg)
 
 
+def distinct(arg: str | Expr) -> Aggregate:
+    """How many different values there are: int64. It keeps them all; `approx_distinct` does not."""
+    return _make("distinct", arg)
+
+
 def approx_distinct(arg: str | Expr) -> Aggregate:
     """About how many different values there are: int64, with a standard error of 3.3%, in 1024 bytes for each key."""
     return _make("approx_distinct", arg)
+
+
+def order_hash(arg: str | Expr) -> Aggregate:
+    """A hash of the values in the order in which they arrived on each connection: int64. For tumbling windows.
+
+    It is for checking that no row was lost, repeated or overtaken on its way; it keeps a group on one worker at a time.
+    """
+    return _make("order_hash", arg)

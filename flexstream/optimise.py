@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from flexstream.cython_ext.folds import why_generic
 from flexstream.cython_ext.lowering import can_fail, check_size, resolve
 from flexstream.expr import BINARY, I64_MAX, I64_MIN, UNARY, Typed
 from flexstream.plan import BoundFilter, BoundMap, BoundQuery
@@ -209,6 +210,8 @@ def explain(bound: BoundQuery) -> str:
     lines.insert(
         1, f"  read    {', '.join(field.name for field in fields)} ({size} of {stream.schema.row_bytes} bytes)"
     )
+    cannot = why_generic(bound)
+    lines += [f"  variant {cannot}"] if cannot is not None else []
     used = Counter(node for tree in trees for node in _operators(tree))
     lines += [f"  common  {text(node)}, {times} times, computed once" for node, times in used.items() if times > 1]
     return "\n".join(lines)

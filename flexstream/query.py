@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flexstream import durations
 from flexstream import expr as expressions
-from flexstream.aggregates import Aggregate, result_type
+from flexstream.aggregates import Aggregate, check_window, result_type
 from flexstream.durations import Duration
 from flexstream.errors import FlexStreamError, QueryError, SchemaError
 from flexstream.expr import Expr, Typed
@@ -261,6 +261,7 @@ class Query:
         declared = _column_type(aggregate.arg, self.columns)
         try:
             kind = result_type(aggregate, typed, declared)
+            check_window(aggregate, self.window_spec)
         except QueryError as error:
             raise QueryError(f"query {self.name!r}: {error.message}", code=error.code, hint=error.hint) from None
         return BoundAggregate(name, aggregate.fn, typed, kind)
@@ -413,12 +414,14 @@ class Query:
         """
         if what == "code":
             from flexstream.cython_ext.codegen import generate
+            from flexstream.cython_ext.folds import why_generic
             from flexstream.cython_ext.lowering import lower
             from flexstream.optimise import optimise
 
             bound = optimise(self.bound())
             lower(bound)  # refuses what would not run
-            return generate(bound)
+            cannot = why_generic(bound)
+            return generate(bound) if cannot is None else f"/* {cannot} */"
         if what == "optimised":
             from flexstream.optimise import explain
 

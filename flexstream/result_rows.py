@@ -75,7 +75,7 @@ def _arrow_fields(schema: Schema) -> list[pa.Field]:
 
 
 def _is_real(fn: str, arg: Any) -> bool:
-    if fn == "approx_distinct":
+    if fn in ("distinct", "approx_distinct", "order_hash"):
         return False
     return fn in ("avg", "stddev") or (arg is not None and arg.type == "f64")
 

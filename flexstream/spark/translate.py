@@ -87,6 +87,19 @@ def _check_translatable(bound: BoundQuery, df: DataFrame) -> None:
                 "rows of the same event time come in the order of session and row sequence, which Spark does not have",
                 "use min_by or max_by over a column that orders your rows",
             )
+        if aggregate.fn == "order_hash":
+            raise _refuse(
+                query,
+                f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
+                "rows of a DataFrame have no order of arrival",
+            )
+        if aggregate.fn == "distinct" and df.isStreaming:
+            raise _refuse(
+                query,
+                f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
+                "Spark counts different values exactly in batches only",
+                "use approx_distinct",
+            )
         if aggregate.fn == "sum" and aggregate.result_type == "int64" and not _ansi(df):
             raise _refuse(
                 query,
@@ -165,6 +178,8 @@ def _aggregate(aggregate: BoundAggregate, arguments: dict[str, str]) -> Column:
     argument = F.col(arguments[aggregate.name])
     if aggregate.fn == "count_if":
         return F.count_if(argument)
+    if aggregate.fn == "distinct":
+        return F.count_distinct(argument)
     if aggregate.fn == "approx_distinct":  # Spark's own estimate, with about the same error
         return F.approx_count_distinct(argument, APPROX_ERROR)
     function = {"sum": F.sum, "min": F.min, "max": F.max, "avg": F.avg, "stddev": F.stddev_samp}[aggregate.fn]

@@ -16,7 +16,7 @@ from typing import Any
 from flexstream import expr as e
 from flexstream.errors import QueryError
 from flexstream.query import Filter, Map, Query
-from flexstream.testing.hyperloglog import estimate
+from flexstream.testing.hashes import estimate, in_order, word_of
 
 I64_MIN, I64_MAX = -(2**63), 2**63 - 1
 END_OF_TIME = math.inf
@@ -102,10 +102,11 @@ def run(
             contents.setdefault(window, []).append((place, arguments))
 
     for window, collected in contents.items():
-        in_order = sorted(collected, key=lambda item: item[0])
-        columns = zip(*(arguments for _, arguments in in_order), strict=True)
+        collected.sort(key=lambda item: item[0])
+        places = [place for place, _ in collected]
+        columns = zip(*(arguments for _, arguments in collected), strict=True)
         result.windows[window] = {
-            name: _aggregate(aggregate.fn, list(column))
+            name: _aggregate(aggregate.fn, list(column), places)
             for (name, aggregate), column in zip(query.aggregates.items(), columns, strict=True)
         }
     return result
@@ -235,7 +236,7 @@ def _orderable(value: float) -> tuple[bool, float]:
 # -- aggregates
 
 
-def _aggregate(fn: str, values: list[Any]) -> Any:
+def _aggregate(fn: str, values: list[Any], places: list[Place]) -> Any:
     """Of values in the order of (time, session, sequence)."""
     if fn == "count":
         return len(values)
@@ -243,8 +244,12 @@ def _aggregate(fn: str, values: list[Any]) -> Any:
         return values.count(True)
     if fn in ("first", "last"):
         return values[0 if fn == "first" else -1]
+    if fn == "distinct":
+        return len({word_of(value) for value in values})
     if fn == "approx_distinct":
         return estimate(values)
+    if fn == "order_hash":
+        return _order_hash(values, places)
     if fn in ("min", "max"):
         choose = min if fn == "min" else max
         return choose(
@@ -260,6 +265,15 @@ def _aggregate(fn: str, values: list[Any]) -> Any:
             raise QueryError(f"a sum of {total} does not fit 64 bits", code="overflow")
         return total
     return _float_sum(values) / (len(values) if fn == "avg" else 1)
+
+
+def _order_hash(values: list[Any], places: list[Place]) -> int:
+    """The sum, in 64 bits, of what the rows of each session say in the order in which they were sent."""
+    sent: dict[int, list[tuple[int, Any]]] = {}
+    for value, (_, session, sequence) in zip(values, places, strict=True):
+        sent.setdefault(session, []).append((sequence, value))
+    total = sum(in_order([value for _, value in sorted(rows, key=lambda row: row[0])]) for rows in sent.values())
+    return (total + 2**63) % 2**64 - 2**63
 
 
 def _float_sum(values: list[float]) -> float:

@@ -41,7 +41,7 @@ def query_of(window: Any = None, **aggregates: fs.Aggregate) -> fs.Query:
 
 
 def results(query: fs.Query, *batches: np.ndarray, compile: str = "off", **options: Any) -> list[dict[str, Any]]:
-    with fs.Engine(groups=4, compile=compile, pin=False, **options) as engine:
+    with fs.Engine(**{"groups": 4, "compile": compile, "pin": False, **options}) as engine:
         engine.submit(query)
         for batch in batches:
             engine.feed("s", batch, watermark=False)
@@ -136,8 +136,8 @@ def test_a_session_in_the_slot_of_one_that_has_gone_has_a_number_of_its_own():
         assert numbers == sorted(set(numbers))
 
 
-def test_first_and_last_are_not_for_bytes():
-    for fn in (fs.first, fs.last, fs.approx_distinct):
+def test_what_keeps_values_is_not_for_bytes():
+    for fn in (fs.first, fs.last, fs.distinct, fs.approx_distinct, fs.order_hash):
         with pytest.raises(QueryError, match="does not work on name, which is bytes"):
             query_of(a=fn("name"))
 
@@ -176,11 +176,125 @@ def test_what_sketches_keep_of_a_key_has_a_limit():
         results(query_of(**aggregates), rows_of(1))
 
 
+# -- distinct
+
+
+def test_distinct_counts_each_value_once_in_every_window():
+    query = query_of(
+        fs.sliding("10s", every="2s"), n=fs.count(), x=fs.distinct("x"), y=fs.distinct("y"), ok=fs.distinct("ok")
+    )
+    rng = np.random.default_rng(3)
+    rows = rows_of(4000, t=rng.integers(0, 60_000, 4000), k=rng.integers(0, 5, 4000), x=rng.integers(0, 200, 4000))
+    rows["y"] = rng.choice([0.0, -0.0, np.nan, -np.nan, 1.5, np.inf], 4000)
+    rows["ok"] = rows["x"] % 2 == 0
+    expected = {(window, *key): values for (window, key), values in run(query, rows).windows.items()}
+    found = results(query, *np.array_split(rows, 13))
+    assert len(found) == len(expected)
+    for row in found:
+        start = int(row["window_start"].timestamp() * 1000)
+        assert {name: row[name] for name in query.aggregates} == expected[start, row["k"]]
+
+
+def test_distinct_of_late_rows_revises_the_count():
+    query = STREAM.query("q").window(fs.tumbling("10s"), allowed_lateness="100s").agg(x=fs.distinct("x"))
+    with fs.Engine(groups=4, pin=False) as engine:
+        engine.submit(query)
+        engine.feed("s", rows_of(3, t=[1, 2, 3], x=[5, 6, 5]), watermark=20_000)
+        engine.feed("s", rows_of(2, t=[4, 5], x=[5, 7]), watermark=30_000)
+        engine.finish(timeout=FINISH_S)
+        found = [row for batch in engine.results("q") for row in batch.to_pylist()]
+    assert [(row["x"], row["revision"]) for row in found] == [(2, 0), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "panes", "memory"), [(40, 10**9, 2, 6 << 20), (12_000, 12_000, 3, 10 << 20)]
+)
+def test_distinct_is_exact_where_there_is_no_memory_to_merge_in(keys, values, panes, memory):
+    """The panes fit, and a table of all their values does not; in the second case nor does one of all keys."""
+    n = 12_000
+    query = query_of(fs.sliding(f"{panes}s", every="1s"), n=fs.count(), x=fs.distinct("x"))
+    parts = [
+        rows_of(n, t=1000 * p, k=np.arange(n) % keys, x=(n // 2 * p + np.arange(n)) % values) for p in range(panes)
+    ]
+    expected = {(window, *key): found for (window, key), found in run(query, np.concatenate(parts)).windows.items()}
+    found = results(query, *parts, groups=1, state_memory_bytes=memory)
+    assert len(found) == len(expected)
+    for row in found:
+        start = int(row["window_start"].timestamp() * 1000)
+        assert {name: row[name] for name in query.aggregates} == expected[start, row["k"]]
+
+
+def test_rows_for_whose_values_there_is_no_room_are_rejected_and_counted():
+    query = query_of(n=fs.count(), x=fs.distinct("x"), y=fs.distinct("y"))
+    rows = rows_of(100_000, k=np.arange(100_000) % 3, x=np.arange(100_000), y=np.arange(100_000) % 7)
+    with fs.Engine(groups=4, pin=False, state_memory_bytes=2 << 20) as engine:
+        engine.submit(query)
+        engine.feed("s", rows, watermark=False)
+        engine.finish(timeout=FINISH_S)
+        found = [row for batch in engine.results("q") for row in batch.to_pylist()]
+        full = engine.status()["queries"]["q"]["rejected"]["state_full"]
+    assert full > 0
+    assert sum(row["n"] for row in found) == len(rows) - full
+    assert all(row["x"] == row["n"] and row["y"] == 7 for row in found)
+
+
+def test_distinct_says_that_it_is_not_compiled():
+    query = query_of(x=fs.distinct("x"))
+    assert "distinct is not compiled yet" in query.explain("optimised")
+    assert "distinct is not compiled yet" in query.explain("code")
+    with fs.Engine(groups=4, pin=False, compile="auto") as engine:
+        engine.submit(query)
+        said = engine.status()["queries"]["q"]
+    assert said["variant"] == "generic"
+    assert "distinct is not compiled yet" in said["variant_reason"]
+    with (
+        fs.Engine(groups=4, pin=False, compile="require") as engine,
+        pytest.raises(fs.EngineError, match="distinct is not compiled yet"),
+    ):
+        engine.submit(query)
+
+
+def test_a_query_keeps_the_values_of_four_aggregates_at_most():
+    aggregates = {f"a{i}": fs.distinct(col("x") + i) for i in range(5)}
+    with pytest.raises(QueryError, match="has 5 of distinct and order_hash, at most 4 work"):
+        results(query_of(**aggregates), rows_of(1))
+
+
+# -- order_hash
+
+
+def test_order_hash_tells_any_other_order_and_is_the_same_for_the_same():
+    query = query_of(h=fs.order_hash("x"))
+    there = rows_of(100, t=np.arange(100)[::-1], x=np.arange(100))
+    swapped = there.copy()
+    swapped["x"][[50, 51]] = swapped["x"][[51, 50]]
+    (one,), (again,), (other,) = (
+        results(query, *np.array_split(rows, n)) for rows, n in ((there, 1), (there, 9), (swapped, 1))
+    )
+    assert one["h"] == again["h"] == run(query, there).windows[0, (0,)]["h"]
+    assert other["h"] != one["h"]
+
+
+def test_order_hash_needs_a_tumbling_window():
+    with pytest.raises(QueryError, match="order_hash needs a tumbling window, not sliding") as refused:
+        query_of(fs.sliding("10s", every="1s"), h=fs.order_hash("x"))
+    assert refused.value.code == "bad_window"
+
+
 # -- the plan
 
 
 @pytest.mark.parametrize(
-    "aggregate", [fs.count_if(col("x") > 5), fs.first("x"), fs.last(col("y") + 1), fs.approx_distinct("ok")], ids=str
+    "aggregate",
+    [
+        fs.count_if(col("x") > 5),
+        fs.first("x"),
+        fs.last(col("y") + 1),
+        fs.approx_distinct("ok"),
+        fs.distinct("x"),
+        fs.order_hash("x"),
+    ],
+    ids=str,
 )
 def test_the_plan_and_its_json_say_the_aggregate(aggregate):
     query = query_of(a=aggregate)

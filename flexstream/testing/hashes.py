@@ -1,4 +1,4 @@
-"""How many different values HyperLogLog says there are: the oracle's own, value by value."""
+"""Hashes, and how many different values HyperLogLog says there are: the oracle's own, value by value."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ MOST = 65 - BITS  # the rank of a hash whose other bits are all zero
 _WORD = (1 << 64) - 1
 
 
-def hash_of(value: Any) -> int:
-    """splitmix64 of the value's 8 bytes; -0.0 is 0.0, and all NaNs are one."""
+def word_of(value: Any) -> int:
+    """A value's 8 bytes; -0.0 is 0.0, and all NaNs are one."""
     if isinstance(value, float):
         value = math.nan if value != value else value + 0.0
-        word = int.from_bytes(struct.pack("<d", value), "little")
-    else:
-        word = int(value) & _WORD
+        return int.from_bytes(struct.pack("<d", value), "little")
+    return int(value) & _WORD
+
+
+def hash_of(word: int) -> int:
+    """splitmix64."""
     word = (word + 0x9E3779B97F4A7C15) & _WORD
     word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & _WORD
     word = ((word ^ word >> 27) * 0x94D049BB133111EB) & _WORD
@@ -29,7 +32,7 @@ def hash_of(value: Any) -> int:
 def estimate(values: list[Any]) -> int:
     ranks = [0] * REGISTERS
     for value in values:
-        word = hash_of(value)
+        word = hash_of(word_of(value))
         rest = word & ((1 << 64 - BITS) - 1)
         register = word >> 64 - BITS
         ranks[register] = max(ranks[register], 64 - BITS - rest.bit_length() + 1)
@@ -67,3 +70,11 @@ def _tau(x: float) -> float:
         power *= 0.5
         total -= (1.0 - x) * (1.0 - x) * power
     return total / 3.0
+
+
+def in_order(values: list[Any]) -> int:
+    """A hash of the values in this order."""
+    word = 0
+    for value in values:
+        word = hash_of(word ^ word_of(value))
+    return word

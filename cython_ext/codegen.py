@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from flexstream.cython_ext.choices import PLAIN, Choices
 from flexstream.cython_ext.codegen_expr import Block, Expressions, comment, conjuncts, show
-from flexstream.cython_ext.lowering import FOLDS, KEY_FORMS, can_fail, resolve
+from flexstream.cython_ext.codegen_folds import merging, updates
+from flexstream.cython_ext.folds import FOLDS, folded
+from flexstream.cython_ext.lowering import KEY_FORMS, can_fail, resolve
 from flexstream.expr import Typed
-from flexstream.plan import BoundAggregate, BoundFilter, BoundMap, BoundQuery
+from flexstream.plan import BoundFilter, BoundMap, BoundQuery
 from flexstream.schema import Field
 
 ENTRY_POINT = "fs_variant_run"
@@ -20,6 +22,7 @@ MAX_PREDICATES = 32  # FS_PREDICATES
 ROWS_AHEAD_BYTES = 2048  # what of the rows is fetched ahead; measured, with rows that come from memory
 ENTRIES_AHEAD = 16
 SAMPLE_EVERY = 16
+MAX_HOT_SLOTS = 32
 PLACES = 4  # for the rows of a hot key, in turn
 _INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "timestamp")
 
@@ -40,11 +43,12 @@ class Pipeline:
                 for part in conjuncts(resolve(step.expr, columns)):
                     fails = bool(self.behind) or can_fail(part, self.stream.schema)
                     (self.behind if fails or len(self.ahead) == MAX_PREDICATES else self.ahead).append(part)
-        self.arguments = [_argument(aggregate, columns) for aggregate in bound.aggregates]
-        self.folds = [
-            ("count", None) if argument is None else (aggregate.fn, argument.type)
-            for aggregate, argument in zip(bound.aggregates, self.arguments, strict=True)
+        found = [
+            folded(aggregate, None if aggregate.arg is None else resolve(aggregate.arg, columns))
+            for aggregate in bound.aggregates
         ]
+        self.arguments = [argument for _, argument in found]
+        self.folds = [(fn, None if argument is None else argument.type) for fn, argument in found]
         self.key_words = (sum(key.size for key in self.stream.key_fields) + 7) // 8
         self.slots = sum(FOLDS[fold][1] for fold in self.folds)
 
@@ -56,7 +60,10 @@ class Pipeline:
 
     @property
     def can_be_hot(self) -> bool:
-        """May a batch's rows be added up apart? Not where that could pass int64, and the sum in order does not."""
+        """May a batch's rows be added up apart? Not where that could pass int64, and the sum in order does not; nor
+        where the places would be large."""
+        if self.slots > MAX_HOT_SLOTS:
+            return False
         pairs = zip(self.folds, self.arguments, strict=True)
         return all(fold != ("sum", "i64") or (of is not None and self._is_narrow(of)) for fold, of in pairs)
 
@@ -72,15 +79,6 @@ class Pipeline:
         whole = all(fold == "count" or kind == "i64" for fold, kind in self.folds)
         safe = not any(argument is not None and can_fail(argument, self.stream.schema) for argument in self.arguments)
         return bool(self.ahead) and not self.behind and whole and safe
-
-
-def _argument(aggregate: BoundAggregate, columns: dict[str, Typed]) -> Typed | None:
-    if aggregate.arg is None:
-        return None
-    argument = resolve(aggregate.arg, columns)
-    if aggregate.fn in ("avg", "stddev") and argument.type != "f64":
-        return Typed("cast", "f64", (argument,))
-    return argument
 
 
 class _Generator:
@@ -270,21 +268,8 @@ class _Generator:
         at = 0
         for aggregate, fold, value in zip(self.pipeline.bound.aggregates, self.pipeline.folds, values, strict=True):
             block.add(f"/* {comment(aggregate.name)} = {aggregate.fn} */")
-            integer, real = f"(int64_t *)slot + {at}", f"(double *)slot + {at}"
-            if fold == ("sum", "i64"):
-                added = f"(keep ? {value} : 0)" if self.masked else value
-                block.add(f"overflow |= __builtin_add_overflow(*({integer}), {added}, {integer});")
-            elif fold in (("sum", "f64"), ("avg", "f64")):
-                block.add(f"fs_add_real({real}, {value});")
-            elif fold == ("stddev", "f64"):
-                block.add(f"fs_add_deviation({real}, {value});")
-            elif fold[1] == "i64":
-                also = "keep & " if self.masked else ""
-                order = "<" if fold[0] == "min" else ">"
-                block.add(f"if ({also}({value} {order} *({integer}))) *({integer}) = {value};")
-            elif fold[1] == "f64":
-                order = f"{value}, *({real})" if fold[0] == "min" else f"*({real}), {value}"
-                block.add(f"if (fs_lt({order})) *({real}) = {value};")
+            for line in updates(fold, at, value, self.masked):
+                block.add(line)
             at += FOLDS[fold][1]
 
     def merge_function(self) -> list[str]:
@@ -296,23 +281,11 @@ class _Generator:
         block.add("*count += place[0];")
         at = 0
         for fold in self.pipeline.folds:
-            into, source = f"slot + {at}", f"place + {1 + at}"
-            if fold == ("sum", "i64"):
-                before.append(f"    int64_t total{at} = 0;")
-                block.add(f"total{at} += *((int64_t *){source});")
-                behind.append(
-                    f"    overflow |= __builtin_add_overflow(*((int64_t *){into}), total{at}, (int64_t *){into});"
-                )
-            elif fold in (("sum", "f64"), ("avg", "f64")):
-                block.add(f"fs_add_real((double *){into}, *((double *){source}));")
-                block.add(f"*((double *){into} + 1) += *((double *){source} + 1);")
-            elif fold == ("stddev", "f64"):
-                block.add(f"fs_merge_deviation((double *){into}, (double *){source});")
-            elif fold[1] is not None:
-                kind, least = "int64_t" if fold[1] == "i64" else "double", fold[0] == "min"
-                new, old = f"*(({kind} *){source})", f"*(({kind} *){into})"
-                low, high = (new, old) if least else (old, new)
-                block.add(f"if ({f'{low} < {high}' if kind == 'int64_t' else f'fs_lt({low}, {high})'}) {old} = {new};")
+            merge = merging(fold, at)
+            before += merge.before
+            for line in merge.each:
+                block.add(line)
+            behind += merge.behind
             at += FOLDS[fold][1]
         block.add("place[0] = 0;")
         block.add(f"memcpy(place + 1, empty + {1 + self.pipeline.key_words}, {8 * self.pipeline.slots});")

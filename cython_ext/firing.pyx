@@ -10,12 +10,14 @@ from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_s
 from flexstream.cython_ext.merging cimport table_merge, table_take_out
 from flexstream.cython_ext.messages cimport RESULT_BLOCK
 from flexstream.cython_ext.panes cimport (
-    PHASE_EMIT, PHASE_EMIT_UNMERGED, PHASE_MERGE, PHASE_NONE, PHASE_TAKE_OUT, STEP_DONE, STEP_MORE, STEP_WAIT, Context,
-    Pane, PaneSet, Query, Step, drop_panes, end_after, first_end, floor_to, hand_over, last_end, next_due, pane_position,
+    PHASE_EMIT, PHASE_EMIT_UNMERGED, PHASE_MERGE, PHASE_NONE, PHASE_SIDES, PHASE_TAKE_OUT, STEP_DONE, STEP_MORE, STEP_WAIT,
+    Context, Pane, PaneSet, Query, Step, drop_panes, end_after, first_end, floor_to, hand_over, last_end, next_due,
+    next_part, pane_position,
 )
 from flexstream.cython_ext.partial cimport (
     DIRTY_BIT, MAX_ENTRY_WORDS, ROWS_MASK, Table, entry_merge, entry_results, table_clear, table_find, table_init,
 )
+from flexstream.cython_ext.sides cimport sides_begin, sides_of_window, sides_slice
 
 cdef enum:
     FIRST_CAPACITY = 16
@@ -104,6 +106,9 @@ cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t e
     panes.cursor = 0
     panes.merge_next = first
     panes.merge_part = panes.panes[first]
+    panes.unmerged = False
+    if query.ordered and not single:
+        fs_store_relaxed(&query.failed, 2)      # rows of a group were taken by two workers at once
     while first < panes.n and panes.panes[first].start < end:
         dense_settle(query, context.arena, panes.panes[first])
         first += 1
@@ -122,17 +127,20 @@ cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t e
             begin_merge(query, panes)
     else:
         panes.source = &panes.panes[first].table
-        panes.phase = PHASE_EMIT_UNMERGED
+        panes.unmerged = True
+        after_merging(query, panes)
     return STEP_DONE
 
 
-cdef inline void next_part(PaneSet *panes) noexcept nogil:
+cdef inline void after_merging(Query *query, PaneSet *panes) noexcept nogil:
+    """Entries are merged, or cannot be (`panes.unmerged`)."""
+    panes.merge_next = pane_position(panes, panes.firing_end - query.size)
+    panes.merge_part = panes.panes[panes.merge_next]
     panes.cursor = 0
-    panes.merge_part = panes.merge_part.also
-    if panes.merge_part == NULL:
-        panes.merge_next += 1
-        if panes.merge_next < panes.n:
-            panes.merge_part = panes.panes[panes.merge_next]
+    panes.phase = PHASE_EMIT_UNMERGED if panes.unmerged else PHASE_EMIT
+    if query.n_sides:
+        panes.phase = PHASE_SIDES
+        sides_begin(query, panes)
 
 
 cdef Step take_out_slice(Query *query, PaneSet *panes) noexcept nogil:
@@ -166,11 +174,8 @@ cdef Step merge_slice(Query *query, Context *context, PaneSet *panes) noexcept n
         if status == ARENA_WAIT:
             return STEP_WAIT
         if status == ARENA_FULL:            # no room to merge: key by key, which needs none
-            panes.merge_next = pane_position(panes, panes.firing_end - query.size)
-            panes.merge_part = panes.panes[panes.merge_next]
-            panes.cursor = 0
-            panes.phase = PHASE_EMIT_UNMERGED
-            query.merged_of = NULL
+            panes.unmerged = True
+            after_merging(query, panes)
             return STEP_MORE
         if panes.cursor < table.capacity:
             return STEP_MORE
@@ -179,8 +184,7 @@ cdef Step merge_slice(Query *query, Context *context, PaneSet *panes) noexcept n
             return STEP_MORE
     query.merged_of = panes
     query.merged_end = panes.firing_end
-    panes.phase = PHASE_EMIT
-    panes.cursor = 0
+    after_merging(query, panes)
     return STEP_DONE
 
 
@@ -256,6 +260,7 @@ cdef bint merge_key(Query *query, PaneSet *panes, const unsigned char *entry, un
                         fs_store_relaxed(&query.failed, 1)
             part = part.also
         i += 1
+    sides_of_window(query, into)
     return True
 
 
@@ -322,6 +327,8 @@ cdef Step query_fire(Query *query, Context *context, uint32_t group, int64_t wat
         step = merge_slice(query, context, panes)
     elif panes.phase == PHASE_EMIT:
         step = emit_slice(query, context, panes, group)
+    elif panes.phase == PHASE_SIDES:
+        step = sides_slice(query, context, panes)
     elif panes.phase == PHASE_EMIT_UNMERGED:
         step = emit_unmerged_slice(query, context, panes, group)
     elif panes.dirty and next_revision(query, panes, &end):

@@ -10,8 +10,9 @@ from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_i
 from flexstream.cython_ext.panes cimport (
     STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end, floor_to, pane_get, pane_position,
 )
-from flexstream.cython_ext.partial cimport DIRTY_BIT, pack_keys, table_apply, table_locate
+from flexstream.cython_ext.partial cimport DIRTY_BIT, Origin, pack_keys, table_apply, table_locate
 from flexstream.cython_ext.program cimport BATCH, Scratch, drop_bad, program_run
+from flexstream.cython_ext.sides cimport sides_apply, sides_locate
 
 
 cdef void write_late(Query *query, Context *context, const unsigned char *rows, uint32_t n_late,
@@ -42,14 +43,16 @@ cdef uint32_t split_late(PaneSet *panes, Scratch *scratch, uint32_t m, uint32_t 
     return drop_bad(scratch, m, n_registers)
 
 
-cdef uint32_t drop_homeless(Scratch *scratch, uint32_t m, uint32_t n_registers) noexcept nogil:
+cdef uint32_t drop_homeless(Scratch *scratch, uint32_t m, uint32_t n_registers, uint32_t n_sides) noexcept nogil:
     """Drop rows for which there was no room (entry NULL)."""
-    cdef uint32_t i
+    cdef uint32_t i, d
     cdef uint32_t out = 0
     for i in range(m):
         scratch.bad[i] = scratch.entry[i] == NULL
         if not scratch.bad[i]:
             scratch.entry[out] = scratch.entry[i]
+            for d in range(n_sides):
+                scratch.side[d * BATCH + out] = scratch.side[d * BATCH + i]
             out += 1
     return drop_bad(scratch, m, n_registers)
 
@@ -135,7 +138,8 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
     cdef int64_t earliest = INT64_MAX
     cdef int64_t latest = INT64_MIN
     cdef int64_t t
-    cdef ArenaStatus status
+    cdef ArenaStatus status, beside
+    cdef Origin origin
     cdef const unsigned char *times = rows + query.time_offset
     if query.failed:
         fs_count(&query.counters.rows, n)
@@ -168,12 +172,21 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
         status = locate(query, context, panes, m, earliest, latest)
         if status == ARENA_FULL and dense_settle_all(query, context.arena, panes):
             status = locate(query, context, panes, m, earliest, latest)     # keys that only a front had are there now
+        if status != ARENA_WAIT and query.n_sides:
+            beside = sides_locate(query, context, panes, m)
+            status = status if beside == ARENA_OK else beside
         if status == ARENA_WAIT:
             return STEP_WAIT
         if status == ARENA_FULL:
-            homed = drop_homeless(scratch, m, n_registers)
-        if table_apply(&query.layout, scratch.registers, BATCH, homed, scratch.entry):
+            homed = drop_homeless(scratch, m, n_registers, query.n_sides)
+        origin.time = scratch.time
+        origin.selected = scratch.selected
+        origin.session = context.session
+        origin.sequence = context.sequence + context.batch_from + context.late_from
+        if table_apply(&query.layout, scratch.registers, BATCH, homed, scratch.entry, &origin):
             fs_store_relaxed(&query.failed, 1)
+        if query.n_sides:
+            sides_apply(query, context, homed)
         if query.lateness > 0 and earliest < panes.fired_until:
             mark_revisions(query, panes, scratch, homed)
     if n_late:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
+from flexstream.cython_ext.folds import BESIDE, FOLDS, MAX_SIDES, MAX_SLOTS, folded
 from flexstream.cython_ext.registers import Instruction, allocate
 from flexstream.errors import QueryError
-from flexstream.query import BoundFilter, BoundMap, BoundQuery, Project
+from flexstream.query import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
 from flexstream.schema import Field, Schema
 from flexstream.typed import CALENDAR, Typed
 
@@ -47,12 +48,6 @@ CALLS = {
     ("hash_f32", "f64"): 113, ("hash_f64", "f64"): 114,
 }  # fmt: skip
 FITS = {"i8": (8, 1), "i16": (16, 1), "i32": (32, 1), "u8": (8, 0), "u16": (16, 0), "u32": (32, 0), "u64": (63, 0)}
-FOLDS = {
-    ("count", None): (0, 0),
-    ("sum", "i64"): (1, 1), ("sum", "f64"): (2, 2),
-    ("min", "i64"): (3, 1), ("max", "i64"): (4, 1), ("min", "f64"): (5, 1), ("max", "f64"): (6, 1),
-    ("avg", "f64"): (7, 2), ("stddev", "f64"): (8, 4),
-}  # fmt: skip
 SAFE_REAL = ("add", "sub", "mul", "neg", "abs", "round_f32", "if")
 SAFE_WHOLE = ("floor", "floormod", "if", *CALENDAR)
 KEY_FORMS = {"f32": 1, "f64": 2, "bool": 3}
@@ -241,7 +236,23 @@ class _Lowering:
                 code="too_complex",
                 hint="split it into several queries",
             )
-        folds = [self.fold(aggregate.fn, aggregate.arg) for aggregate in self.bound.aggregates]
+        folds = [self.fold(aggregate) for aggregate in self.bound.aggregates]
+        beside = [aggregate.fn for aggregate in self.bound.aggregates if aggregate.fn in BESIDE]
+        if len(beside) > MAX_SIDES:
+            raise QueryError(
+                f"query {self.bound.query.name!r} has {len(beside)} of {' and '.join(BESIDE)}, "
+                f"at most {MAX_SIDES} work",
+                code="too_complex",
+                hint="split it into several queries, or use approx_distinct",
+            )
+        slots = sum(fold.slots for fold in folds)
+        if slots > MAX_SLOTS:
+            raise QueryError(
+                f"the aggregates of query {self.bound.query.name!r} keep {8 * slots} bytes for each key, "
+                f"at most {8 * MAX_SLOTS} work",
+                code="too_complex",
+                hint="split it into several queries: approx_distinct keeps 1024 bytes each",
+            )
         code, places, registers = allocate(self.code, [fold.register for fold in folds if fold.slots])
         if registers > MAX_REGISTERS:
             raise QueryError(
@@ -254,12 +265,10 @@ class _Lowering:
         folds = [replace(fold, register=next(at)) if fold.slots else fold for fold in folds]
         return Lowered(code, registers, folds, self.key())
 
-    def fold(self, fn: str, arg: Typed | None) -> Fold:
+    def fold(self, aggregate: BoundAggregate) -> Fold:
+        fn, arg = folded(aggregate, None if aggregate.arg is None else resolve(aggregate.arg, self.columns))
         if arg is None:
             return Fold(0, 0, 0)
-        arg = resolve(arg, self.columns)
-        if fn in ("avg", "stddev") and arg.type != "f64":
-            arg = Typed("cast", "f64", (arg,))
         number, slots = FOLDS[fn, arg.type]
         return Fold(number, self.value(arg), slots)
 

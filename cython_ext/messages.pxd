@@ -6,12 +6,12 @@ cdef enum Order:                  # Python -> worker, on the mailbox; what must 
     ADD_QUERY = 2                 # stream; ptr: Query
     DROP_QUERY = 3                # stream; ptr: Query -> QUERY_GONE
     ADD_CONNECTION = 4            # ptr: Connection
-    REGISTER_SESSION = 5          # stream, slot
+    REGISTER_SESSION = 5          # stream, slot; value: the session's number
     SESSION_WATERMARK = 6         # stream, slot, value; ptr: bitmap of groups it does not speak for, or NULL -> GIVEN_BACK
     SESSION_END = 7               # stream, slot; ptr: bitmap as above -> GIVEN_BACK
     SESSION_IDLE = 8              # stream, slot, value: 1 idle, 0 counts again
     SESSION_FREE = 9              # stream, slot: the slot may be given to another session
-    FEED = 10                     # stream, group, slot; ptr: rows, n; tag: ticket
+    FEED = 10                     # stream, group, slot; ptr: rows, n; value: sequence of the first
     PING = 11                     # tag -> PONG, at a quiescent point
     HOLD = 12                     # stream, value: 1 = fire nothing (not all expected producers are here)
     SWEEP = 13                    # ptr: Move: give the group's sessions and sockets to the new owner

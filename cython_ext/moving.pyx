@@ -73,6 +73,17 @@ cdef void quiescent(WorkerState *worker) noexcept nogil:
 # Sockets
 
 
+cdef bint waits_for_order(const WorkerState *worker, const StreamState *stream, uint32_t group) noexcept nogil:
+    """Whether the group's rows must stay unread here until its old owner has drained: a query needs their order."""
+    cdef uint32_t q
+    if not worker.awaiting[group]:
+        return False
+    for q in range(stream.n_queries):
+        if stream.queries[q].ordered:
+            return True
+    return False
+
+
 cdef void attach(WorkerState *worker, Connection *connection) noexcept nogil:
     """Link it in. Assumes: it was detached, or is new."""
     cdef StreamState *stream = worker.streams[connection.stream]
@@ -123,6 +134,10 @@ cdef void take_socket(WorkerState *worker, Connection *connection) noexcept nogi
     cdef StreamState *stream = worker.streams[connection.stream]
     cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
     cdef uint32_t owner
+    if stream.owned[connection.group] and waits_for_order(worker, stream, connection.group):
+        connection.next = worker.parked
+        worker.parked = connection
+        return
     if stream.borrowed[at] or (stream.owned[connection.group] and not stream.lent[at]):
         add_connection(worker, connection)
         return
@@ -167,23 +182,46 @@ cdef void take_over(WorkerState *worker, Connection **handed) noexcept nogil:
         connection = following
 
 
+cdef void give_back_list(WorkerState *worker, Connection **kept) noexcept nogil:
+    cdef Connection *connection = kept[0]
+    cdef Connection *following
+    kept[0] = NULL
+    while connection != NULL:
+        following = connection.next
+        connection.closed_why = FAULT_SHUTTING_DOWN
+        connection.next = worker.limbo
+        connection.previous = NULL
+        worker.limbo = connection
+        connection = following
+
+
 cdef void give_back_sockets(WorkerState *worker) noexcept nogil:
     """The worker ends: what it kept for later goes back to Python."""
-    cdef Connection *connection
-    cdef Connection *following
-    cdef uint32_t i
-    for i in range(2):
-        connection = worker.parked if i == 0 else worker.held_sockets
-        while connection != NULL:
-            following = connection.next
-            connection.closed_why = FAULT_SHUTTING_DOWN
-            connection.next = worker.limbo
-            connection.previous = NULL
-            worker.limbo = connection
-            connection = following
-    worker.parked = NULL
-    worker.held_sockets = NULL
+    cdef Move *move = worker.adopting
+    give_back_list(worker, &worker.parked)
+    give_back_list(worker, &worker.held_sockets)
+    while move != NULL:
+        give_back_list(worker, &move.connections)
+        move = move.next
     push_limbo(worker)
+
+
+cdef void take_over_unordered(WorkerState *worker, Move *move) noexcept nogil:
+    """Serve the parcel's connections, but for those that wait for the old owner: they stay in it."""
+    cdef Connection *connection = move.connections
+    cdef Connection *following
+    cdef Connection *ready = NULL
+    move.connections = NULL
+    while connection != NULL:
+        following = connection.next
+        if waits_for_order(worker, worker.streams[connection.stream], move.group):
+            connection.next = move.connections
+            move.connections = connection
+        else:
+            connection.next = ready
+            ready = connection
+        connection = following
+    take_over(worker, &ready)
 
 
 cdef Position position_of(const PaneSet *panes) noexcept nogil:
@@ -247,8 +285,12 @@ cdef void sweep(WorkerState *worker, Move *move) noexcept nogil:
 cdef uint64_t bytes_of_pane(const Query *query, const Pane *pane) noexcept nogil:
     """In the arena, with all its parts."""
     cdef uint64_t total = 0
+    cdef uint32_t d
     while pane != NULL:
         total += arena_size(pane_bytes(query)) + arena_size(pane.table.bytes)
+        for d in range(query.n_sides):
+            if pane.sides[d].entries != NULL:
+                total += arena_size(pane.sides[d].bytes)
         pane = pane.also
     return total
 
@@ -327,7 +369,7 @@ cdef void adopt(WorkerState *worker, Move *move) noexcept nogil:
     worker.awaiting[move.group] = 1
     for s in range(move.n_streams):
         adopt_stream(worker.streams[s], move, &move.streams[s])
-    take_over(worker, &move.connections)
+    take_over_unordered(worker, move)
     move.adopted_ns = fs_now_ns()
     move.next = worker.adopting
     worker.adopting = move
@@ -400,6 +442,8 @@ cdef bint next_due_advance(WorkerState *worker) noexcept nogil:
         if move.drained and worker.awaiting[move.group] and absorb(worker, move):
             worker.awaiting[move.group] = 0
             move.absorbed_ns = fs_now_ns()
+            take_over(worker, &move.connections)        # those that waited for it
+            take_sockets(worker, &worker.parked)
         if not worker.awaiting[move.group] and fs_load_acquire(&worker.shared.counter[move.group]) == 0:
             for s in range(worker.n_streams):
                 stream = worker.streams[s]

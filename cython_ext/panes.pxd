@@ -17,7 +17,7 @@ from flexstream.cython_ext.arena cimport Arena, ArenaStatus
 from flexstream.cython_ext.blocks cimport Output
 from flexstream.cython_ext.fronts cimport Dense, Front
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT
-from flexstream.cython_ext.partial cimport Layout, Table
+from flexstream.cython_ext.partial cimport Layout, Side, Table
 from flexstream.cython_ext.program cimport Program, Scratch
 from flexstream.cython_ext.ring cimport Ring
 
@@ -44,6 +44,7 @@ cdef enum Phase:
     PHASE_MERGE = 2
     PHASE_EMIT = 3
     PHASE_EMIT_UNMERGED = 4   # there was no memory to merge in
+    PHASE_SIDES = 5           # side tables of a window with several parts
 
 
 cdef struct Pane:
@@ -52,6 +53,7 @@ cdef struct Pane:
     Front *front              # NULL, or a dense array before the table: dense_settle before you look at the table
     bint dirty
     Pane *also                # partials of the same pane that came from other workers; merged when it fires
+    Table *sides              # [query.n_sides], without memory until they are used
     uint32_t *fired           # how often each of its windows has, by end; only with allowed lateness
 
 
@@ -74,6 +76,9 @@ cdef struct PaneSet:
     uint32_t revision
     uint32_t merge_next
     Pane *merge_part          # of the pane at merge_next
+    bint unmerged             # PHASE_EMIT_UNMERGED comes next, not PHASE_EMIT
+    uint32_t side             # the side tables under way
+    bint side_merge           # they are merged; else looked up in each other, which needs no memory
     uint64_t cursor
     Table *source
 
@@ -101,6 +106,8 @@ cdef struct Context:          # what a worker lends to kernels
     Scratch *scratch
     Ring *out
     bint late_any
+    uint64_t session          # of the batch's rows, and the sequence of the first: what `first` and `last` go by
+    uint64_t sequence
     uint32_t batch_from       # where in the batch the rows given to query.kernel begin
     uint32_t late_from        # and where in these the rows given to the generic variant begin
     uint32_t done             # rows that a kernel finished before STEP_WAIT
@@ -123,6 +130,9 @@ cdef struct Query:
     Kernel kernel
     const Program *program
     Layout layout
+    uint32_t n_sides
+    Side *sides
+    bint ordered              # needs rows in the order of arrival: never split, and a new owner waits for the old one
     PaneSet *sets             # one per group
     Output results
     Output late
@@ -153,11 +163,11 @@ cdef inline int64_t last_end(const Query *query, int64_t pane_start) noexcept no
 
 
 cdef inline uint64_t pane_bytes(const Query *query) noexcept nogil:
-    """Of a Pane, with the counts of its windows behind it."""
+    """Of a Pane, with its side tables and the counts of its windows behind it."""
     cdef uint64_t windows = 0
     if query.lateness > 0:
         windows = <uint64_t> ((query.size + query.slide - 1) // query.slide)
-    return sizeof(Pane) + windows * sizeof(uint32_t)
+    return sizeof(Pane) + query.n_sides * sizeof(Table) + windows * sizeof(uint32_t)
 
 
 cdef inline int64_t end_after(const Query *query, int64_t moment) noexcept nogil:
@@ -165,6 +175,15 @@ cdef inline int64_t end_after(const Query *query, int64_t moment) noexcept nogil
     if moment < -FS_TIME_LIMIT:
         return INT64_MIN
     return floor_to(moment - query.size, query.slide) + query.slide + query.size
+
+
+cdef inline void next_part(PaneSet *panes) noexcept nogil:
+    panes.cursor = 0
+    panes.merge_part = panes.merge_part.also
+    if panes.merge_part == NULL:
+        panes.merge_next += 1
+        if panes.merge_next < panes.n:
+            panes.merge_part = panes.panes[panes.merge_next]
 
 
 cdef void query_init(Query *query) noexcept nogil

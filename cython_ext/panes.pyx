@@ -9,12 +9,15 @@ from flexstream.cython_ext.dense cimport dense_release, dense_settle
 from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed
 from flexstream.cython_ext.messages cimport LATE_BLOCK, RESULT_BLOCK
 from flexstream.cython_ext.partial cimport (
-    ROWS_MASK, entry_merge, table_destroy, table_init, table_locate, table_room,
+    ROWS_MASK, Table, entry_merge, table_destroy, table_init, table_locate, table_room,
 )
 from flexstream.cython_ext.ring cimport Message, ring_push
+from flexstream.cython_ext.sides cimport sides_drop, sides_release
 
 cdef enum:
     FIRST_CAPACITY = 16
+    WIDE = 512                # bytes of an entry; so large ones begin with fewer
+    FIRST_WIDE = 4
     MOST_EXPECTED = 1 << 16
     FOLD_AT_ONCE = 64         # a part with so few keys is not worth a link
 
@@ -53,9 +56,13 @@ cdef inline void use_pane(PaneSet *panes, Pane *pane) noexcept nogil:
         panes.recent = pane
 
 
-cdef uint32_t expected_capacity(const PaneSet *panes) noexcept nogil:
+cdef inline uint32_t least_capacity(const Query *query) noexcept nogil:
+    return FIRST_WIDE if query.layout.stride > WIDE else FIRST_CAPACITY
+
+
+cdef uint32_t expected_capacity(const Query *query, const PaneSet *panes) noexcept nogil:
     """As many keys as the pane before it has now: growing step by step would cost more than the memory."""
-    cdef uint32_t capacity = FIRST_CAPACITY
+    cdef uint32_t capacity = least_capacity(query)
     cdef uint32_t keys = panes.usual_keys
     if panes.recent != NULL and panes.recent.table.used + panes.recent.table.reserved > keys:
         keys = panes.recent.table.used + panes.recent.table.reserved
@@ -90,10 +97,11 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
     pane = <Pane *> memory
     memset(pane, 0, pane_bytes(query))
     pane.start = start
-    pane.fired = <uint32_t *> (<unsigned char *> memory + sizeof(Pane))
-    status = table_init(&pane.table, &query.layout, expected_capacity(panes), context.arena)
+    pane.sides = <Table *> (<unsigned char *> memory + sizeof(Pane))
+    pane.fired = <uint32_t *> (pane.sides + query.n_sides)
+    status = table_init(&pane.table, &query.layout, expected_capacity(query, panes), context.arena)
     if status == ARENA_FULL:
-        status = table_init(&pane.table, &query.layout, FIRST_CAPACITY, context.arena)
+        status = table_init(&pane.table, &query.layout, least_capacity(query), context.arena)
     if status != ARENA_OK:
         arena_release(context.arena, pane, pane_bytes(query))
         return status
@@ -111,6 +119,7 @@ cdef void drop_pane(Query *query, Arena *arena, Pane *pane) noexcept nogil:
     while pane != NULL:
         following = pane.also
         table_destroy(&pane.table, arena)
+        sides_drop(query, arena, pane)
         arena_release(arena, pane, pane_bytes(query))
         pane = following
 
@@ -138,7 +147,7 @@ cdef void pane_absorb(Query *query, Context *context, Pane *pane, Pane *other) n
     cdef unsigned char *into
     cdef Pane *last = other
     pane.dirty = pane.dirty or other.dirty
-    if other.also == NULL and other.table.used <= FOLD_AT_ONCE \
+    if other.also == NULL and query.n_sides == 0 and other.table.used <= FOLD_AT_ONCE \
             and table_room(&pane.table) >= other.table.used:
         for k in range(other.table.capacity):
             entry = other.table.entries + k * query.layout.stride
@@ -214,6 +223,7 @@ cdef void query_release(Query *query, Arena *arena) noexcept nogil:
             arena_release(arena, panes.panes, panes.capacity * sizeof(Pane *))
         memset(panes, 0, sizeof(PaneSet))
     dense_release(query, arena)
+    sides_release(query, arena)
     if query.merged.entries != NULL:
         table_destroy(&query.merged, arena)
 

@@ -3,7 +3,8 @@
 Entry layout, all 8-byte words: [flags and row count][key words][aggregate slots]. The top bit of the first word
 says that the entry is in use, the next that it changed since its window fired (late update); the rest counts rows.
 Keys are the key fields, packed and NUL padded to whole words. Aggregate slots are mergeable: sum (value), real sum
-and average (value, compensation), minimum, maximum (value), deviation (rows, mean as two doubles, M2).
+and average (value, compensation), minimum, maximum (value), deviation (rows, mean as two doubles, M2), first and last
+(value, time, session, sequence), approximate distinct (a byte for each register of a HyperLogLog sketch).
 A table belongs to one worker; its memory comes from that worker's arena.
 """
 
@@ -15,7 +16,9 @@ cdef enum:
     MAX_AGGREGATES = 32
     MAX_KEY_FIELDS = 16
     MAX_KEY_WORDS = 32
-    MAX_ENTRY_WORDS = 1 + 32 + 4 * 32
+    MAX_SIDES = 4
+    MAX_SLOTS = 1024          # of all aggregates
+    MAX_ENTRY_WORDS = 1 + 32 + 1024
 
 cdef enum Fold:
     FOLD_COUNT = 0
@@ -27,6 +30,14 @@ cdef enum Fold:
     FOLD_MAX_F = 6
     FOLD_AVG = 7
     FOLD_STDDEV = 8
+    FOLD_FIRST = 9
+    FOLD_LAST = 10
+    FOLD_APPROX_I = 11
+    FOLD_APPROX_F = 12
+    FOLD_DISTINCT_I = 13      # these have a side table, see sides.pxd
+    FOLD_DISTINCT_F = 14
+    FOLD_ORDER_I = 15
+    FOLD_ORDER_F = 16
 
 cdef enum KeyForm:
     KEY_RAW = 0
@@ -49,6 +60,13 @@ cdef struct Aggregate:
     uint32_t spare
 
 
+cdef struct Origin:           # where the rows of a batch come from: element i is of the i-th row that is still in
+    const int64_t *time
+    const uint32_t *selected
+    uint64_t session
+    uint64_t sequence         # of the row at 0 of `selected`
+
+
 cdef struct Layout:
     uint32_t n_key_fields
     uint32_t key_bytes
@@ -69,6 +87,14 @@ cdef struct Table:
     uint32_t used
     uint32_t dirty            # entries changed since their window fired
     uint32_t reserved         # keys that a dense front holds for it (fronts.pxd); they count as used
+
+
+cdef struct Side:             # of one aggregate: what it keeps beside the entries, in a table of (key, one more word)
+    uint32_t fold
+    uint32_t register_
+    uint32_t slot             # of the aggregate, in the entry
+    Layout layout
+    Table merged              # of a window that has several parts
 
 
 cdef inline uint32_t table_room(const Table *table) noexcept nogil:
@@ -94,6 +120,6 @@ cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t 
 cdef unsigned char *table_add(Table *table, const Layout *layout, const int64_t *key) noexcept nogil
 cdef unsigned char *table_find(const Table *table, const Layout *layout, const int64_t *key) noexcept nogil
 cdef int table_apply(const Layout *layout, const int64_t *registers, uint32_t batch, uint32_t m,
-                     unsigned char **entry) noexcept nogil
+                     unsigned char **entry, const Origin *origin) noexcept nogil
 cdef int entry_merge(const Layout *layout, unsigned char *into, const unsigned char *source) noexcept nogil
 cdef void entry_results(const Layout *layout, const unsigned char *entry, unsigned char *out) noexcept nogil

@@ -7,12 +7,17 @@ from libc.string cimport memcpy, memset
 from flexstream.cython_ext.arena cimport (
     ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus, arena_alloc, arena_release,
 )
+from flexstream.cython_ext.hyperloglog cimport sketch_estimate, sketch_merge
 from flexstream.cython_ext.includes.native cimport fs_add_overflows, fs_i64
 
 cdef extern from "flexstream_abi.h" nogil:      # compiled variants probe and add with the same code
     const uint64_t FS_GOLDEN
     uint64_t fs_hash_words(const uint64_t *key, int words) noexcept
     void fs_add_real(double *slot, double v) noexcept
+    void fs_first(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) noexcept
+    void fs_last(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) noexcept
+    uint64_t fs_value_bits(double v) noexcept
+    void fs_sketch_add(unsigned char *sketch, uint64_t bits) noexcept
 
 USED_BIT = <uint64_t> 1 << 63
 DIRTY_BIT = <uint64_t> 1 << 62
@@ -229,6 +234,21 @@ cdef inline void move_mean(double *slots, double step) noexcept nogil:
     slots[1] = high
 
 
+cdef void fold_by_order(const Aggregate *aggregate, const int64_t *values, uint32_t m, unsigned char **entry,
+                        const Origin *origin) noexcept nogil:
+    """First and last: by event time, then session, then sequence; so it does not matter which row comes first here."""
+    cdef uint32_t at = aggregate.slot * 8
+    cdef uint32_t i
+    if aggregate.fold == FOLD_FIRST:
+        for i in range(m):
+            fs_first(<uint64_t *> (entry[i] + at), <uint64_t> values[i], origin.time[i], origin.session,
+                     origin.sequence + origin.selected[i])
+    else:
+        for i in range(m):
+            fs_last(<uint64_t *> (entry[i] + at), <uint64_t> values[i], origin.time[i], origin.session,
+                    origin.sequence + origin.selected[i])
+
+
 cdef int fold_column(const Aggregate *aggregate, const int64_t *values, uint32_t m,
                      unsigned char **entry) noexcept nogil:
     cdef const double *reals = <const double *> values
@@ -274,18 +294,26 @@ cdef int fold_column(const Aggregate *aggregate, const int64_t *values, uint32_t
             delta = (reals[i] - real[1]) - real[2]
             move_mean(real, delta / real[0])
             real[3] += delta * ((reals[i] - real[1]) - real[2])
+    elif aggregate.fold == FOLD_APPROX_I:
+        for i in range(m):
+            fs_sketch_add(entry[i] + at, <uint64_t> values[i])
+    elif aggregate.fold == FOLD_APPROX_F:
+        for i in range(m):
+            fs_sketch_add(entry[i] + at, fs_value_bits(reals[i]))
     return problem
 
 
 cdef int table_apply(const Layout *layout, const int64_t *registers, uint32_t batch, uint32_t m,
-                     unsigned char **entry) noexcept nogil:
+                     unsigned char **entry, const Origin *origin) noexcept nogil:
     """Count and fold m rows into their entries. SUM_OVERFLOW: an integer sum has no value any more."""
     cdef uint32_t i, a
     cdef int problem = 0
     for i in range(m):
         (<uint64_t *> entry[i])[0] += 1
     for a in range(layout.n_aggregates):
-        if layout.aggregates[a].fold != FOLD_COUNT:
+        if layout.aggregates[a].fold == FOLD_FIRST or layout.aggregates[a].fold == FOLD_LAST:
+            fold_by_order(&layout.aggregates[a], registers + layout.aggregates[a].register_ * batch, m, entry, origin)
+        elif layout.aggregates[a].fold != FOLD_COUNT:
             problem |= fold_column(&layout.aggregates[a], registers + layout.aggregates[a].register_ * batch, m,
                                    entry)
     return problem
@@ -331,6 +359,12 @@ cdef int entry_merge(const Layout *layout, unsigned char *into, const unsigned c
             real[3] += other_real[3] + delta * delta * real[0] * (other_real[0] / rows)
             move_mean(real, delta * (other_real[0] / rows))
             real[0] = rows
+        elif layout.aggregates[a].fold == FOLD_FIRST:
+            fs_first(<uint64_t *> slot, <uint64_t> other[0], other[1], <uint64_t> other[2], <uint64_t> other[3])
+        elif layout.aggregates[a].fold == FOLD_LAST:
+            fs_last(<uint64_t *> slot, <uint64_t> other[0], other[1], <uint64_t> other[2], <uint64_t> other[3])
+        elif layout.aggregates[a].fold == FOLD_APPROX_I or layout.aggregates[a].fold == FOLD_APPROX_F:
+            sketch_merge(<unsigned char *> slot, <const unsigned char *> other)
     return problem
 
 
@@ -340,6 +374,7 @@ cdef void entry_results(const Layout *layout, const unsigned char *entry, unsign
     cdef uint32_t a, fold
     cdef const double *real
     cdef double value
+    cdef int64_t rounded
     for a in range(layout.n_aggregates):
         fold = layout.aggregates[a].fold
         real = <const double *> (entry + layout.aggregates[a].slot * 8)
@@ -359,6 +394,9 @@ cdef void entry_results(const Layout *layout, const unsigned char *entry, unsign
                 if isnan(value):
                     value = NAN         # an input's NaN may have the bits that stand for null
                 memcpy(out, &value, 8)
+        elif fold == FOLD_APPROX_I or fold == FOLD_APPROX_F:
+            rounded = <int64_t> (sketch_estimate(<const unsigned char *> real) + 0.5)
+            memcpy(out, &rounded, 8)
         else:
             memcpy(out, real, 8)
         out += 8

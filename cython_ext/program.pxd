@@ -122,6 +122,7 @@ cdef struct Scratch:
     int64_t time[BATCH]
     unsigned char *entry[BATCH]
     int64_t keys[BATCH * 32]
+    unsigned char *side[BATCH * 4]    # entries in side tables: of the first, then of the next
     int64_t registers[MAX_REGISTERS * BATCH]
 
 

@@ -4,7 +4,7 @@ Everything here runs on the worker's thread. A step returns STEP_WAIT when it ne
 changed nothing that a second call would repeat.
 """
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT
 from flexstream.cython_ext.panes cimport Step
@@ -24,7 +24,7 @@ cdef inline int64_t finite(int64_t watermark) noexcept nogil:
 
 cdef Step worker_progress(WorkerState *worker) noexcept nogil
 cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,
-                     size_t n) noexcept nogil
+                     size_t n, uint32_t slot, uint64_t sequence) noexcept nogil
 cdef void begin_advance(WorkerState *worker, StreamState *stream, uint32_t group, uint32_t end) noexcept nogil
 cdef void begin_revision(WorkerState *worker, StreamState *stream, uint32_t group) noexcept nogil
 cdef void note_session(StreamState *stream, uint32_t slot, uint32_t group, int64_t watermark) noexcept nogil

@@ -51,11 +51,13 @@ cdef inline uint64_t rejected_by(const Query *query) noexcept nogil:
 
 
 cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,
-                     size_t n) noexcept nogil:
+                     size_t n, uint32_t slot, uint64_t sequence) noexcept nogil:
     worker.item.stream = stream
     worker.item.group = group
     worker.item.rows = rows
     worker.item.n = n
+    worker.item.session = stream.session_number[slot]
+    worker.item.sequence = sequence
     worker.item.done = 0
     worker.item.next_query = 0
     worker.item.query_done = 0
@@ -99,6 +101,8 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
         rows = item.rows + item.done * stream.row_bytes
         if item.next_query == 0:
             item.rejected = n
+        worker.context.session = item.session
+        worker.context.sequence = item.sequence + item.done
         while item.next_query < stream.n_queries:
             query = stream.queries[item.next_query]
             if not query_has_late_room(query, &worker.context, n):
@@ -329,7 +333,8 @@ cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
     cdef uint32_t q
     if event == DECODE_ROWS:
         connection.rows += connection.decoder.n_rows
-        begin_rows(worker, stream, connection.group, connection.decoder.rows, connection.decoder.n_rows)
+        begin_rows(worker, stream, connection.group, connection.decoder.rows, connection.decoder.n_rows,
+                   connection.slot, connection.decoder.next_row - connection.decoder.n_rows)
     elif event == DECODE_WATERMARK:
         raise_session(worker, stream, connection.slot, connection.group, finite(<int64_t> connection.decoder.value))
         begin_advance(worker, stream, connection.group, connection.group + 1)

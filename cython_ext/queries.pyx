@@ -14,14 +14,18 @@ from flexstream.cython_ext.panes cimport (
     FS_BUCKETS, FS_PREDICATES, PaneSet, Query, first_open_end, fs_profile, query_init,
 )
 from flexstream.cython_ext.partial cimport (
-    FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, KEY_RAW, USED_BIT, Layout,
+    FOLD_DISTINCT_I, FOLD_FIRST, FOLD_LAST, FOLD_ORDER_I, FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I,
+    KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side,
 )
 from flexstream.cython_ext.program cimport BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free
 from flexstream.cython_ext.variant cimport variant_kernel
 
 RESULT_BLOCK_ROWS = 384
 BLOCKS_PER_CHUNK = 4
-FAILURES = {1: "an integer sum passed the range of int64"}
+FAILURES = {
+    1: "an integer sum passed the range of int64",
+    2: "rows of a group were taken by two workers at once, and order_hash needs them in one order; please report it",
+}
 
 
 cdef build_layout(Layout *layout, lowered):
@@ -55,8 +59,38 @@ cdef build_layout(Layout *layout, lowered):
         elif fold.fold == FOLD_MAX_F:
             start = -INFINITY
             memcpy(&layout.empty[slot], &start, 8)
+        elif fold.fold == FOLD_FIRST:
+            layout.empty[slot + 1] = <uint64_t> INT64_MAX       # later than any row
+        elif fold.fold == FOLD_LAST:
+            layout.empty[slot + 1] = <uint64_t> INT64_MIN
         slot += fold.slots
     layout.stride = slot * 8
+
+
+cdef build_sides(Query *query, lowered):
+    """Tables of (key, one more word) beside the panes' own, for the aggregates that need one (sides.pxd)."""
+    cdef uint32_t n = 0
+    cdef Side *side
+    chosen = [i for i, fold in enumerate(lowered.folds) if fold.fold >= <int> FOLD_DISTINCT_I]
+    if len(chosen) > <int> MAX_SIDES:
+        raise ValueError(f"the query needs {len(chosen)} side tables, more than {<int> MAX_SIDES}")
+    query.sides = <Side *> calloc(len(chosen) + 1, sizeof(Side))
+    if query.sides == NULL:
+        raise MemoryError("no memory for a query's side tables")
+    for i in chosen:
+        side = &query.sides[n]
+        side.fold = lowered.folds[i].fold
+        side.register_ = lowered.folds[i].register
+        side.slot = query.layout.aggregates[<int> i].slot
+        side.layout.key_words = query.layout.key_words + 1
+        side.layout.key_bytes = 8 * side.layout.key_words
+        side.layout.stride = 8 * (1 + side.layout.key_words)
+        side.layout.empty[0] = USED_BIT
+        if side.fold >= <uint32_t> FOLD_ORDER_I:        # the session's hash
+            side.layout.stride += 8
+            query.ordered = True
+        n += 1
+    query.n_sides = n
 
 
 cdef class QueryState:
@@ -87,7 +121,8 @@ cdef class QueryState:
         if query.profile == NULL:
             raise MemoryError("no memory for a query's profile")
         build_layout(&query.layout, lowered)
-        query.invertible = layout_invertible(&query.layout)
+        build_sides(query, lowered)
+        query.invertible = query.n_sides == 0 and layout_invertible(&query.layout)
         query.sets = <PaneSet *> calloc(groups, sizeof(PaneSet))
         if query.sets == NULL:
             raise MemoryError("no memory for a query's panes")
@@ -107,6 +142,7 @@ cdef class QueryState:
             output_destroy(&self.query.late)
             free(self.query.sets)
             free(self.query.profile)
+            free(self.query.sides)
             while self.plans:
                 free(<void *> <size_t> self.plans.pop())
             free(self.query)
@@ -172,6 +208,11 @@ cdef class QueryState:
             "most": <int64_t> fs_load_relaxed(<uint64_t *> &profile.most),
             "buckets": [fs_load_relaxed(&profile.bucket[i]) for i in range(<int> FS_BUCKETS)],
         }
+
+    @property
+    def ordered(self):
+        """Whether it needs a group's rows in the order of arrival."""
+        return self.query.ordered
 
     @property
     def failed(self):

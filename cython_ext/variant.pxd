@@ -31,6 +31,8 @@ cdef extern from "flexstream_abi.h" nogil:
         uint64_t outside
         uint64_t fresh
         fs_profile *profile
+        uint64_t session
+        uint64_t sequence
     ctypedef uint32_t (*fs_variant)(const unsigned char *rows, uint32_t n, fs_view *view) noexcept nogil
 
 

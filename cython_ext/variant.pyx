@@ -76,9 +76,11 @@ cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const u
     view.overflow = 0
     view.empty = query.layout.empty
     view.profile = query.profile
+    view.session = context.session
     while True:
         show_pane(query, context, panes, panes.recent, &view.pane[0])
         show_pane(query, context, panes, panes.previous, &view.pane[1])
+        view.sequence = context.sequence + context.batch_from + done
         some = run_batch(query, run, rows + <uint64_t> done * query.row_bytes, n - done, &view)
         if some:
             fs_count(&query.counters.rows, some)

@@ -61,6 +61,7 @@ cdef struct StreamState:
     int64_t *shared_until         # [groups] the watermark that the owner was told last
     uint8_t *counted              # [groups * max_sessions] the session's end in the group is counted
     uint8_t *session_state        # [max_sessions]
+    uint64_t *session_number      # [max_sessions] its place in the order of the stream's sessions, on every worker the same
     uint64_t *seen_ns             # [max_sessions] when the session was last heard of; read by Python
     Query *queries[MAX_QUERIES]
     uint64_t received
@@ -83,6 +84,8 @@ cdef struct Item:                 # the rows being worked on
     uint64_t n
     uint64_t done
     uint32_t group
+    uint64_t session              # number of the session that they are of
+    uint64_t sequence             # of the first of them, within session and group
     uint32_t next_query           # queries before it have had the batch at `done`
     uint32_t query_done           # rows of the batch that the next query has finished
     uint64_t query_rejected       # and rejected, of these

@@ -224,8 +224,8 @@ cdef class Worker:
     def drop_query(self, int stream, QueryState query):
         self.post_behind(order(DROP_QUERY, stream, 0, 0, query.query))
 
-    def register_session(self, int stream, int slot):
-        self.post(order(REGISTER_SESSION, stream, slot, 0, NULL))
+    def register_session(self, int stream, int slot, int64_t number):
+        self.post(order(REGISTER_SESSION, stream, slot, number, NULL))
 
     def free_session(self, int stream, int slot):
         self.post(order(SESSION_FREE, stream, slot, 0, NULL))
@@ -279,12 +279,16 @@ cdef class Worker:
         message.value = 0
         self.post(message)
 
-    def feed(self, int stream, int group, int slot, const unsigned char[::1] rows, uint64_t row_bytes):
-        """Rows of one group, read in place: keep them unchanged until `fed` reaches the ticket returned."""
+    def feed(self, int stream, int group, int slot, const unsigned char[::1] rows, uint64_t row_bytes,
+             int64_t sequence=0):
+        """Rows of one group, read in place: keep them unchanged until `fed` reaches the ticket returned.
+
+        `sequence` is that of the first row, as in a DATA frame; what the same session fed later has a later one.
+        """
         cdef uint64_t n = rows.shape[0] // row_bytes
         cdef Message message
         if n:
-            message = order(FEED, stream, slot, 0, <void *> &rows[0])
+            message = order(FEED, stream, slot, sequence, <void *> &rows[0])
             message.group = group
             message.n = n
             self.post_behind(message)

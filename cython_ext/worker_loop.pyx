@@ -20,6 +20,7 @@ from flexstream.cython_ext.messages cimport (
 )
 from flexstream.cython_ext.moving cimport (
     drain, give_back_sockets, next_due_advance, peers_wait, quiescent, read_peer, sweep, take_socket, take_sockets,
+    waits_for_order,
 )
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
 from flexstream.cython_ext.progress cimport (
@@ -80,7 +81,7 @@ cdef inline void forget_loan(StreamState *stream, uint32_t group, size_t at) noe
         stream.borrows[group] -= 1
 
 
-cdef void register_session(StreamState *stream, uint32_t slot, uint64_t now) noexcept nogil:
+cdef void register_session(StreamState *stream, uint32_t slot, uint64_t number, uint64_t now) noexcept nogil:
     cdef uint32_t g
     cdef size_t at
     for g in range(stream.groups):
@@ -91,6 +92,7 @@ cdef void register_session(StreamState *stream, uint32_t slot, uint64_t now) noe
         stream.counted[at] = 0
         forget_loan(stream, g, at)
     stream.session_state[slot] = SESSION_LIVE
+    stream.session_number[slot] = number
     fs_store_relaxed(&stream.seen_ns[slot], now)
     if slot >= stream.slots_high:
         stream.slots_high = slot + 1
@@ -137,7 +139,8 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
         hear(worker, stream, order.slot, now)
         worker.feeding = True
         fs_count(&stream.fed_rows[order.group], order.n)
-        begin_rows(worker, stream, order.group, <const unsigned char *> order.ptr, order.n)
+        begin_rows(worker, stream, order.group, <const unsigned char *> order.ptr, order.n, order.slot,
+                   <uint64_t> order.value)
     elif order.kind == SESSION_WATERMARK or order.kind == SESSION_END:
         hear(worker, stream, order.slot, now)
         session_watermark(worker, stream, order)
@@ -155,7 +158,7 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
         hear(worker, stream, order.slot, now)
         take_socket(worker, <Connection *> order.ptr)
     elif order.kind == REGISTER_SESSION:
-        register_session(stream, order.slot, now)
+        register_session(stream, order.slot, <uint64_t> order.value, now)
     elif order.kind == SESSION_FREE:
         free_session(worker, stream, order.slot)
     elif order.kind == SESSION_IDLE:
@@ -346,9 +349,12 @@ cdef Step run_peers(WorkerState *worker, uint64_t now) noexcept nogil:
 
 
 cdef bint comes_before_its_group(WorkerState *worker, const Message *order) noexcept nogil:
-    """Rows of a group that will be adopted here: without ADOPT nobody knows which of them are late."""
-    return (order.kind == FEED and not worker.streams[order.stream].owned[order.group]
-            and fs_load_acquire(&worker.shared.placement[order.group]) == worker.index)
+    """Rows of a group that will be adopted here: without ADOPT nobody knows which of them are late. And rows whose
+    order matters, while the old owner may still have some before them."""
+    cdef StreamState *stream = worker.streams[order.stream]
+    if order.kind != FEED or stream.owned[order.group]:
+        return order.kind == FEED and waits_for_order(worker, stream, order.group)
+    return fs_load_acquire(&worker.shared.placement[order.group]) == worker.index
 
 
 cdef Step run_feeds(WorkerState *worker, uint64_t now) noexcept nogil:

@@ -11,7 +11,21 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from flexstream.aggregates import Aggregate, avg, count, max, min, stddev, sum
+from flexstream.aggregates import (
+    Aggregate,
+    approx_distinct,
+    avg,
+    count,
+    count_if,
+    distinct,
+    first,
+    last,
+    max,
+    min,
+    order_hash,
+    stddev,
+    sum,
+)
 from flexstream.errors import (
     BackPressure,
     ConfigError,
@@ -56,13 +70,19 @@ __all__ = [
     "SchemaError",
     "Stream",
     "WindowSpec",
+    "approx_distinct",
     "avg",
     "col",
     "count",
+    "count_if",
+    "distinct",
+    "first",
     "hash",
+    "last",
     "lit",
     "max",
     "min",
+    "order_hash",
     "sliding",
     "stddev",
     "sum",

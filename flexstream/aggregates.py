@@ -1,4 +1,4 @@
-"""What a window says about each key: count, sum, min, max, avg, stddev."""
+"""What a window says about each key: counts, sums, extremes, means, the first and last row, different values."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from typing import Any
 
 from flexstream import expr as expressions
 from flexstream.errors import QueryError
-from flexstream.expr import Expr
+from flexstream.expr import Expr, Typed
+from flexstream.schema import FieldType
+from flexstream.windows import WindowSpec
 
-FUNCTIONS = ("count", "sum", "min", "max", "avg", "stddev")
+FUNCTIONS = (
+    "count", "count_if", "sum", "min", "max", "avg", "stddev", "first", "last", "distinct",
+    "approx_distinct", "order_hash",
+)  # fmt: skip
+_OF_ARGUMENT = ("min", "max", "first", "last")  # the result is one of the values
+_OF_ANY = ("first", "last", "distinct", "approx_distinct", "order_hash")  # bool too, and times
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,6 +46,44 @@ class Aggregate:
         return f"{self.fn}({'' if self.arg is None else self.arg})"
 
 
+def result_type(aggregate: Aggregate, argument: Typed, declared: str) -> str:
+    """The Arrow type of the result, as text. `declared` is the argument's type as a schema has it.
+
+    Raises QueryError: the function is not for such an argument.
+    """
+    fn, kind = aggregate.fn, argument.type
+    if fn == "count_if":
+        if kind != "bool":
+            raise _refused(aggregate, declared, "it counts where a condition is true: compare it with something")
+        return "int64"
+    if fn in _OF_ANY:
+        if kind == "bytes":
+            raise _refused(aggregate, declared, "bytes do not work yet: it is for numbers, times and bool")
+        return FieldType.parse(declared).arrow if fn in _OF_ARGUMENT else "int64"
+    is_time = declared.startswith("timestamp") and fn not in _OF_ARGUMENT
+    if kind not in ("i64", "f64") or is_time:
+        raise _refused(aggregate, declared, "it is for numbers" + ("" if kind == "bytes" else ": cast('i64')"))
+    if fn in _OF_ARGUMENT:
+        return FieldType.parse(declared).arrow
+    return "int64" if fn == "sum" and kind == "i64" else "double"
+
+
+def check_window(aggregate: Aggregate, window: WindowSpec | None) -> None:
+    """Raises QueryError: the function cannot work over such a window."""
+    if aggregate.fn == "order_hash" and window is not None and window.kind != "tumbling":
+        raise QueryError(
+            f"order_hash needs a tumbling window, not {window}: panes do not keep the order of rows between them",
+            code="bad_window",
+            hint="use fs.tumbling(...)",
+        )
+
+
+def _refused(aggregate: Aggregate, declared: str, hint: str) -> QueryError:
+    return QueryError(
+        f"{aggregate.fn} does not work on {aggregate.arg}, which is {declared}", code="bad_types", hint=hint
+    )
+
+
 def _make(fn: str, arg: Any) -> Aggregate:
     return Aggregate(fn, expressions.col(arg) if isinstance(arg, str) else expressions.lit(arg))
 
@@ -46,6 +91,11 @@ def _make(fn: str, arg: Any) -> Aggregate:
 def count() -> Aggregate:
     """The number of rows: int64."""
     return Aggregate("count")
+
+
+def count_if(condition: str | Expr) -> Aggregate:
+    """The number of rows for which the condition is true: int64. Other rows still make a result, of 0."""
+    return _make("count_if", condition)
 
 
 def sum(arg: str | Expr) -> Aggregate:
@@ -71,3 +121,35 @@ def avg(arg: str | Expr) -> Aggregate:
 def stddev(arg: str | Expr) -> Aggregate:
     """The sample standard deviation (n - 1): float64, null for a single row."""
     return _make("stddev", arg)
+
+
+def first(arg: str | Expr) -> Aggregate:
+    """The value of the first row, in the argument's type: by event time, then session, then row sequence.
+
+    Sessions of a stream count in the order in which they first registered. So the result does not depend on which
+    row was received first, nor on moves of the group.
+    """
+    return _make("first", arg)
+
+
+def last(arg: str | Expr) -> Aggregate:
+    """The value of the last row, in the argument's type: by event time, then session, then row sequence."""
+    return _make("last", arg)
+
+
+def distinct(arg: str | Expr) -> Aggregate:
+    """How many different values there are: int64. It keeps them all; `approx_distinct` does not."""
+    return _make("distinct", arg)
+
+
+def approx_distinct(arg: str | Expr) -> Aggregate:
+    """About how many different values there are: int64, with a standard error of 3.3%, in 1024 bytes for each key."""
+    return _make("approx_distinct", arg)
+
+
+def order_hash(arg: str | Expr) -> Aggregate:
+    """A hash of the values in the order in which they arrived on each connection: int64. For tumbling windows.
+
+    It is for checking that no row was lost, repeated or overtaken on its way; it keeps a group on one worker at a time.
+    """
+    return _make("order_hash", arg)

@@ -145,6 +145,7 @@ class Engine:
             self._placement, self.workers, self._catalog, self._queries_of_streams, self._settle_catalog,
             self.nic.follow, max_sessions,
         )  # fmt: skip
+        self.mover.ordered_queries = lambda: [name for name, q in self._queries.items() if q.states[0].ordered]
         self._pings = Pings(self.workers)
         self._feeder = Feeder(self.workers, groups, self._placement, self.mover.routing, self._check_alive)
         self.collector = Collector(

@@ -115,8 +115,10 @@ class Feeder:
         with self._routing:
             worker = self._workers[self._placement.owner(group)]
             self._in_flight.append((worker, worker.next_ticket, piece, size))
-            self.handed.setdefault(stream, np.zeros(self._groups))[group] += len(piece) // row_bytes
-            return worker, worker.feed(stream, group, slot, piece, row_bytes)
+            handed = self.handed.setdefault(stream, np.zeros(self._groups))
+            sequence = int(handed[group])
+            handed[group] += len(piece) // row_bytes
+            return worker, worker.feed(stream, group, slot, piece, row_bytes, sequence)
 
     def _feed_mixed(self, running: RunningStream, slot: int, flat: Any) -> None:
         row_bytes = running.stream.schema.row_bytes

@@ -112,6 +112,7 @@ class Mover:
         self.moved = 0
         self.nic_errors = 0
         self.history: deque[GroupMove] = deque(maxlen=HISTORY)
+        self.ordered_queries: Callable[[], list[str]] = list  # those that need rows in the order of arrival
         self.interrupt: Callable[[str], None] = lambda step: None
 
     def move(self, targets: Mapping[int, int], reason: str = "asked for", timeout: float = SETTLE_S) -> list[GroupMove]:
@@ -144,6 +145,12 @@ class Mover:
         with self._settled_catalog(timeout):
             self._finish(self.under_way(), timeout)
             owner = self._placement.owner(group)
+            if ordered := self.ordered_queries():
+                raise EngineError(
+                    f"group {group} cannot be split: {', '.join(ordered)} needs its rows in the order of arrival",
+                    code="not_split",
+                    hint="order_hash keeps a group on one worker; cancel the query first",
+                )
             if group in self._loans or borrower == owner:
                 raise EngineError(
                     f"group {group} cannot be split to worker {borrower}: "

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flexstream.constants import evaluate
+from flexstream.cython_ext.folds import why_generic
 from flexstream.cython_ext.lowering import can_fail, check_size, resolve
 from flexstream.plan import BoundFilter, BoundMap, BoundQuery
 from flexstream.schema import Schema
@@ -181,6 +182,8 @@ def explain(bound: BoundQuery) -> str:
     lines.insert(
         1, f"  read    {', '.join(field.name for field in fields)} ({size} of {stream.schema.row_bytes} bytes)"
     )
+    cannot = why_generic(bound)
+    lines += [f"  variant {cannot}"] if cannot is not None else []
     used = Counter(node for tree in trees for node in _operators(tree))
     lines += [f"  common  {text(node)}, {times} times, computed once" for node, times in used.items() if times > 1]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flexstream import durations
 from flexstream import expr as expressions
-from flexstream.aggregates import Aggregate
+from flexstream.aggregates import Aggregate, check_window, result_type
 from flexstream.durations import Duration
 from flexstream.errors import FlexStreamError, QueryError, SchemaError
 from flexstream.expr import Expr, Typed
@@ -23,7 +23,7 @@ from flexstream.plan import (
     Project,
     Step,
 )
-from flexstream.schema import FieldType, arrow_type, check_field_name, near_names
+from flexstream.schema import arrow_type, check_field_name, near_names
 from flexstream.stream import RESULT_NAMES, Stream, check_name
 from flexstream.windows import WindowSpec
 
@@ -261,14 +261,12 @@ class Query:
             return BoundAggregate(name, aggregate.fn, None, "int64")
         typed = self._bind(aggregate.arg, self.columns)
         declared = _column_type(aggregate.arg, self.columns)
-        is_time = declared.startswith("timestamp") and aggregate.fn not in ("min", "max")
-        if typed.type not in ("i64", "f64") or is_time:
-            raise QueryError(
-                f"query {self.name!r}: {aggregate.fn} does not work on {aggregate.arg}, which is {declared}",
-                code="bad_types",
-                hint="it is for numbers" + ("" if typed.type == "bytes" else ": cast('i64')"),
-            )
-        return BoundAggregate(name, aggregate.fn, typed, _result_type(aggregate.fn, typed, declared))
+        try:
+            kind = result_type(aggregate, typed, declared)
+            check_window(aggregate, self.window_spec)
+        except QueryError as error:
+            raise QueryError(f"query {self.name!r}: {error.message}", code=error.code, hint=error.hint) from None
+        return BoundAggregate(name, aggregate.fn, typed, kind)
 
     # -- bound form
 
@@ -418,12 +416,14 @@ class Query:
         """
         if what == "code":
             from flexstream.cython_ext.codegen import generate
+            from flexstream.cython_ext.folds import why_generic
             from flexstream.cython_ext.lowering import lower
             from flexstream.optimise import optimise
 
             bound = optimise(self.bound())
             lower(bound)  # refuses what would not run
-            return generate(bound)
+            cannot = why_generic(bound)
+            return generate(bound) if cannot is None else f"/* {cannot} */"
         if what == "optimised":
             from flexstream.optimise import explain
 
@@ -482,9 +482,3 @@ class Query:
 def _column_type(tree: Expr, columns: dict[str, str]) -> str:
     """The schema type of an expression: a column keeps its own, so that min(x) of an i32 is an int32."""
     return expressions.bind(tree, columns).field_type
-
-
-def _result_type(fn: str, arg: Typed, declared: str) -> str:
-    if fn in ("min", "max"):
-        return FieldType.parse(declared).arrow
-    return "int64" if fn == "sum" and arg.type == "i64" else "double"

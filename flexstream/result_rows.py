@@ -75,13 +75,16 @@ def _arrow_fields(schema: Schema) -> list[pa.Field]:
 
 
 def _is_real(fn: str, arg: Any) -> bool:
+    if fn in ("distinct", "approx_distinct", "order_hash"):
+        return False
     return fn in ("avg", "stddev") or (arg is not None and arg.type == "f64")
 
 
 def _to_arrow(values: np.ndarray[Any, Any], kind: pa.DataType, valid: np.ndarray[Any, Any] | None = None) -> pa.Array:
     """Buffers, not pa.array(): that would import pandas where it is installed."""
     if pa.types.is_boolean(kind):
-        packed = np.packbits(values.view(np.uint8) != 0, bitorder="little")
+        bytes_ = values if values.itemsize == 8 else values.view(np.uint8)  # an aggregate's, or a field's
+        packed = np.packbits(bytes_ != 0, bitorder="little")
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(packed)])
     if not (pa.types.is_timestamp(kind) or pa.types.is_fixed_size_binary(kind)):
         values = values.astype(_NUMPY_OF[str(kind)], copy=False)

@@ -33,6 +33,7 @@ class Session:
     epoch: int
     slot: int
     peer: str
+    number: int = 0  # sessions of a stream in the order in which they first registered, from 1
     state: str = "live"  # live | idle | broken | ending | ended
     connections: int = 0
     fed: bool = False  # its rows are fed in-process: its promises must stay behind them
@@ -62,6 +63,7 @@ class StreamSessions:
         self._by_slot: dict[int, Session] = {}
         self._expected = expected_producers
         self._seen: set[str] = set()
+        self._numbers = 0
         self.expired = 0
         self.completed = 0
         if expected_producers > 0:
@@ -124,11 +126,12 @@ class StreamSessions:
                 f"all {self._max} sessions of the stream are in use",
                 "raise max_sessions, or let finished producers close",
             )
-        session = Session(producer, epoch, slot, peer)
+        self._numbers += 1
+        session = Session(producer, epoch, slot, peer, self._numbers)
         self._by_producer[producer] = session
         self._by_slot[slot] = session
         for worker in self._workers:
-            worker.register_session(self._index, slot)
+            worker.register_session(self._index, slot, session.number)
         self._seen.add(producer)
         if self._expected and len(self._seen) >= self._expected:
             self._expected = 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from flexstream.adaptive import Adaptive, Pace
 from flexstream.cython_ext.compiler import BackgroundCompiler, Compiled, Limits, Outcome
+from flexstream.cython_ext.folds import why_generic
 from flexstream.running import RunningQuery
 
 
@@ -31,6 +32,11 @@ class Variants:
         if self._mode == "off":
             running.variant_reason = "compile is off"
             return True
+        cannot = why_generic(running.states[0].bound)
+        if cannot is not None:
+            running.variant_reason = cannot
+            running.note(running.variant, cannot)
+            return self._mode != "require"
         running.variant_reason = "compiling"
         ready = threading.Event()
 

@@ -10,12 +10,14 @@
 #include <stdint.h>
 #include <string.h>
 
-#define FS_ABI_VERSION 3
+#define FS_ABI_VERSION 4
 #define FS_ABI_BATCH 1024
 #define FS_GOLDEN UINT64_C(0x9E3779B97F4A7C15)
 #define FS_USED (UINT64_C(1) << 63)
 #define FS_PREDICATES 32
 #define FS_BUCKETS 256
+#define FS_SKETCH_BITS 10 /* of a hash, that choose the sketch's register */
+#define FS_SKETCH_BYTES (1 << FS_SKETCH_BITS)
 #define FS_CACHED (UINT64_C(256) << 10) /* a table larger than this is prefetched */
 #define FS_RARE(condition) __builtin_expect(!!(condition), 0)
 
@@ -54,6 +56,8 @@ typedef struct {
     uint64_t outside;     /* out: rows whose key has no place in the dense array that is there */
     uint64_t fresh;       /* out: keys that were new to their pane */
     fs_profile *profile;
+    uint64_t session;     /* number of the session that the rows are of */
+    uint64_t sequence;    /* of the first row, within session and group */
 } fs_view;
 
 /* How many rows were finished, from the first on. n <= FS_ABI_BATCH. */
@@ -206,6 +210,40 @@ static inline void fs_merge_deviation(double *slot, const double *from) {
     slot[2] = low - (high - slot[1]);
     slot[1] = high;
     slot[0] = rows;
+}
+
+/* The first or last row by (event time, session, sequence), in four slots: value, time, session, sequence. */
+static inline int fs_before(const uint64_t *slot, int64_t time, uint64_t session, uint64_t sequence) {
+    if (time != (int64_t)slot[1]) return time < (int64_t)slot[1];
+    if (session != slot[2]) return session < slot[2];
+    return sequence < slot[3];
+}
+static inline void fs_keep(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) {
+    slot[0] = value, slot[1] = (uint64_t)time, slot[2] = session, slot[3] = sequence;
+}
+static inline void fs_first(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) {
+    if (fs_before(slot, time, session, sequence)) fs_keep(slot, value, time, session, sequence);
+}
+static inline void fs_last(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) {
+    if (!fs_before(slot, time, session, sequence)) fs_keep(slot, value, time, session, sequence);
+}
+
+static inline uint64_t fs_bits(double v) { uint64_t bits; memcpy(&bits, &v, 8); return bits; }
+/* Equal values have equal bits: -0.0 and 0.0 are one value, and so are all NaNs. */
+static inline uint64_t fs_value_bits(double v) { return fs_bits(v == 0 ? 0 : v != v ? __builtin_nan("") : v); }
+/* The finaliser of splitmix64: one to one, and every bit of the value moves every bit of the hash. */
+static inline uint64_t fs_hash_value(uint64_t bits) {
+    uint64_t h = bits + FS_GOLDEN;
+    h = (h ^ h >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    h = (h ^ h >> 27) * UINT64_C(0x94D049BB133111EB);
+    return h ^ h >> 31;
+}
+/* HyperLogLog: a byte per register, the longest run of zeros seen among the hashes that fall to it, plus one. */
+static inline void fs_sketch_add(unsigned char *sketch, uint64_t bits) {
+    uint64_t h = fs_hash_value(bits);
+    unsigned char rank = (unsigned char)(1 + __builtin_clzll(h << FS_SKETCH_BITS | 1ull << (FS_SKETCH_BITS - 1)));
+    unsigned char *held = sketch + (h >> (64 - FS_SKETCH_BITS));
+    if (rank > *held) *held = rank;
 }
 
 #endif

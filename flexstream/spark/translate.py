@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from flexstream.query import Query
 
+APPROX_ERROR = 0.0325  # relative standard deviation
 BEGINNING = -(2**62)  # microseconds: before any timestamp
 EVENT_TIME, WINDOW = "__event_time", "__window"  # no field begins with an underscore
 
@@ -77,6 +78,26 @@ def _check_translatable(bound: BoundQuery, df: DataFrame) -> None:
                 f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
                 "it is in nanoseconds, Spark's timestamps are in microseconds",
                 "aggregate cast('i64') of the column",
+            )
+        if aggregate.fn in ("first", "last"):
+            raise _refuse(
+                query,
+                f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
+                "rows of the same event time come in the order of session and row sequence, which Spark does not have",
+                "use min_by or max_by over a column that orders your rows",
+            )
+        if aggregate.fn == "order_hash":
+            raise _refuse(
+                query,
+                f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
+                "rows of a DataFrame have no order of arrival",
+            )
+        if aggregate.fn == "distinct" and df.isStreaming:
+            raise _refuse(
+                query,
+                f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
+                "Spark counts different values exactly in batches only",
+                "use approx_distinct",
             )
         if aggregate.fn == "sum" and aggregate.result_type == "int64" and not _ansi(df):
             raise _refuse(
@@ -154,6 +175,12 @@ def _aggregate(aggregate: BoundAggregate, arguments: dict[str, str]) -> Column:
     if aggregate.arg is None:
         return F.count(F.lit(1))
     argument = F.col(arguments[aggregate.name])
+    if aggregate.fn == "count_if":
+        return F.count_if(argument)
+    if aggregate.fn == "distinct":
+        return F.count_distinct(argument)
+    if aggregate.fn == "approx_distinct":  # Spark's own estimate, with about the same error
+        return F.approx_count_distinct(argument, APPROX_ERROR)
     function = {"sum": F.sum, "min": F.min, "max": F.max, "avg": F.avg, "stddev": F.stddev_samp}[aggregate.fn]
     return function(argument)
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flexstream.errors import QueryError
 from flexstream.query import Filter, Map, Query
+from flexstream.testing.hashes import estimate, in_order, word_of
 from flexstream.testing.values import I64_MAX, I64_MIN, Row, RowError, evaluate, orderable, type_of
 
 END_OF_TIME = math.inf
 
 WindowKey = tuple[int, tuple[Any, ...]]
+Place = tuple[int, int, int]  # time, session, sequence
 
 
 @dataclass
@@ -44,12 +46,16 @@ class OracleResult:
 
 
 def run(
-    query: Query, rows: Any, watermarks: Mapping[int, int] | Iterable[tuple[int, int]] | None = None
+    query: Query,
+    rows: Any,
+    watermarks: Mapping[int, int] | Iterable[tuple[int, int]] | None = None,
+    sessions: Sequence[int] | None = None,
 ) -> OracleResult:
     """The results of `query` over `rows` in order of arrival, after the end of the stream.
 
     `watermarks` are (position, watermark): before the row at that position the watermark rises to that time.
-    A watermark never goes back. Without any, nothing is late. Raises QueryError (`overflow`) when an integer
+    A watermark never goes back. Without any, nothing is late. `sessions` are the numbers of the rows' sessions, in the
+    order of registration; without them there is one. Raises QueryError (`overflow`) when an integer
     sum does not fit 64 bits, which fails the query.
     """
     if query.window_spec is None or not query.aggregates:
@@ -60,7 +66,7 @@ def run(
     packed = stream.schema.pack(rows)
     pending = sorted(watermarks.items() if isinstance(watermarks, Mapping) else watermarks or [])
     types = stream.schema.to_dict()
-    contents: dict[WindowKey, list[list[Any]]] = {}
+    contents: dict[WindowKey, list[tuple[Place, list[Any]]]] = {}
     result = OracleResult()
     watermark: float = -math.inf
 
@@ -87,12 +93,15 @@ def run(
             window = (start, key)
             if start + size <= watermark and window in contents:  # fired already: an update
                 result.revisions[window] = result.revisions.get(window, 0) + 1
-            contents.setdefault(window, []).append(arguments)
+            place = (row[stream.time], 0 if sessions is None else sessions[position], position)
+            contents.setdefault(window, []).append((place, arguments))
 
     for window, collected in contents.items():
-        columns = zip(*collected, strict=True)
+        collected.sort(key=lambda item: item[0])
+        places = [place for place, _ in collected]
+        columns = zip(*(arguments for _, arguments in collected), strict=True)
         result.windows[window] = {
-            name: _aggregate(aggregate.fn, list(column))
+            name: _aggregate(aggregate.fn, list(column), places)
             for (name, aggregate), column in zip(query.aggregates.items(), columns, strict=True)
         }
     return result
@@ -140,9 +149,20 @@ def _arguments(query: Query, row: Row) -> list[Any] | None:
 # -- aggregates
 
 
-def _aggregate(fn: str, values: list[Any]) -> Any:
+def _aggregate(fn: str, values: list[Any], places: list[Place]) -> Any:
+    """Of values in the order of (time, session, sequence)."""
     if fn == "count":
         return len(values)
+    if fn == "count_if":
+        return values.count(True)
+    if fn in ("first", "last"):
+        return values[0 if fn == "first" else -1]
+    if fn == "distinct":
+        return len({word_of(value) for value in values})
+    if fn == "approx_distinct":
+        return estimate(values)
+    if fn == "order_hash":
+        return _order_hash(values, places)
     if fn in ("min", "max"):
         choose = min if fn == "min" else max
         return choose(values, key=lambda value: orderable(float(value)) if isinstance(value, float) else value)
@@ -156,6 +176,15 @@ def _aggregate(fn: str, values: list[Any]) -> Any:
             raise QueryError(f"a sum of {total} does not fit 64 bits", code="overflow")
         return total
     return _float_sum(values) / (len(values) if fn == "avg" else 1)
+
+
+def _order_hash(values: list[Any], places: list[Place]) -> int:
+    """The sum, in 64 bits, of what the rows of each session say in the order in which they were sent."""
+    sent: dict[int, list[tuple[int, Any]]] = {}
+    for value, (_, session, sequence) in zip(values, places, strict=True):
+        sent.setdefault(session, []).append((sequence, value))
+    total = sum(in_order([value for _, value in sorted(rows, key=lambda row: row[0])]) for rows in sent.values())
+    return (total + 2**63) % 2**64 - 2**63
 
 
 def _float_sum(values: list[float]) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
+from flexstream import col
 from flexstream.errors import EngineError
 from flexstream.moving import STEPS
 from flexstream.testing import run
@@ -27,8 +28,19 @@ TUMBLING = (
     .window(fs.tumbling("250ms"))
     .agg(n=fs.count(), total=fs.sum("x"), least=fs.min("y"), most=fs.max("x"), mean=fs.avg("y"), spread=fs.stddev("y"))
 )
-SLIDING = STREAM.query("sliding").window(fs.sliding("300ms", every="100ms")).agg(n=fs.count(), total=fs.sum("x"))
-QUERIES = (TUMBLING, SLIDING)
+SLIDING = (
+    STREAM.query("sliding")
+    .window(fs.sliding("300ms", every="100ms"))
+    .agg(n=fs.count(), total=fs.sum("x"), first=fs.first("x"), last=fs.last("y"), about=fs.approx_distinct("x"))
+)
+VALUES = (
+    STREAM.query("values")
+    .window(fs.sliding("300ms", every="100ms"))
+    .agg(n=fs.count(), x=fs.distinct(col("x") % 50), y=fs.distinct("y"))
+)
+ORDERED = STREAM.query("ordered").window(fs.tumbling("250ms")).agg(n=fs.count(), order=fs.order_hash("x"))
+SPLITTABLE = (TUMBLING, SLIDING, VALUES)
+QUERIES = (*SPLITTABLE, ORDERED)
 
 pytestmark = pytest.mark.time_limit(280)
 
@@ -44,11 +56,11 @@ def make_rows(n: int, seed: int, keys: int = 300) -> np.ndarray:
 
 
 @contextmanager
-def serving(workers: int = 2, **options: Any) -> Iterator[fs.Engine]:
+def serving(workers: int = 2, queries: tuple[fs.Query, ...] = QUERIES, **options: Any) -> Iterator[fs.Engine]:
     settings: dict[str, Any] = {"groups": GROUPS, "listen": "127.0.0.1:0", "pin": False, "max_sessions": 16}
     settings["balance"] = "off"  # only what a test moves
     with fs.Engine(workers, **settings | options) as engine:
-        for query in QUERIES:
+        for query in queries:
             engine.submit(query)
         yield engine
 
@@ -105,10 +117,12 @@ def send_from(
         assert not thread.is_alive()
 
 
-def assert_right(engine: fs.Engine, rows: np.ndarray) -> None:
+def assert_right(engine: fs.Engine, rows: np.ndarray, producers: int = 1) -> None:
+    """`producers`: they registered one after the other, and had every so-many-th row each."""
     engine.finish(timeout=FINISH_S)
-    for query in QUERIES:
-        assert_same_results(query, as_rows(engine.results(query.name)), run(query, rows).windows)
+    sessions = [i % producers for i in range(len(rows))]
+    for query in (engine.queries[query.name] for query in QUERIES if query.name in engine.queries):
+        assert_same_results(query, as_rows(engine.results(query.name)), run(query, rows, sessions=sessions).windows)
     status = engine.status()
     ledger = status["streams"]["s"]["ledger"]
     assert ledger["received"] == ledger["applied"] == len(rows)
@@ -121,7 +135,7 @@ def test_random_moves_under_producers_change_no_result(workers: int, seed: int) 
     with serving(workers) as engine:
         with moving(engine, seed) as count:
             send_from(engine, [rows[i::3] for i in range(3)], 500)
-        assert_right(engine, rows)
+        assert_right(engine, rows, 3)
         assert count[0] > 0, "nothing moved"
         assert {move.state for move in engine.mover.history} == {"moved"}
 
@@ -195,9 +209,7 @@ def test_nothing_fires_before_the_old_owner_has_drained() -> None:
         for turn in range(4):
             part = rows[turn * 100_000 : (turn + 1) * 100_000]
             engine.feed("s", part, watermark=False)  # a backlog on both workers
-            mover = threading.Thread(
-                target=engine.move, args=({g: 1 - w for g, w in enumerate(engine.placement())},)
-            )
+            mover = threading.Thread(target=engine.move, args=({g: 1 - w for g, w in enumerate(engine.placement())},))
             mover.start()
             engine.feed("s", part[:0], watermark=int(part["t"].max()) - 40)
             mover.join(FINISH_S)
@@ -315,7 +327,7 @@ def test_a_group_served_by_two_workers_gives_the_same_results(seed: int) -> None
     """Four producers; their hottest groups are split, joined, moved and split again while rows arrive."""
     rows = make_rows(48_000, seed, keys=20)
     parts = [rows[i::4] for i in range(4)]
-    with serving() as engine:
+    with serving(queries=SPLITTABLE) as engine:
         producers = [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in parts]
         for producer, part in zip(producers, parts, strict=True):
             producer.send(part[:2_000])
@@ -345,12 +357,12 @@ def test_a_group_served_by_two_workers_gives_the_same_results(seed: int) -> None
         done.set()
         thread.join(FINISH_S)
         assert not failures, failures
-        assert_right(engine, rows)
+        assert_right(engine, rows, 4)
 
 
 def test_one_connection_alone_is_not_split() -> None:
     rows = make_rows(1_000, 1, keys=1)
-    with serving() as engine, fs.Producer(address(engine), stream=STREAM, linger_ms=1) as producer:
+    with serving(queries=SPLITTABLE) as engine, fs.Producer(address(engine), stream=STREAM, linger_ms=1) as producer:
         producer.send(rows)
         producer.flush(FINISH_S)
         group = int(STREAM.group_of(rows[:1], GROUPS)[0])
@@ -361,7 +373,7 @@ def test_one_connection_alone_is_not_split() -> None:
 
 def test_a_query_that_comes_while_a_group_is_split_ends_the_split() -> None:
     rows = make_rows(20_000, 2, keys=5)
-    with serving() as engine:
+    with serving(queries=SPLITTABLE) as engine:
         producers = [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in range(2)]
         for number, producer in enumerate(producers):
             producer.send(rows[: len(rows) // 2][number::2])
@@ -376,4 +388,38 @@ def test_a_query_that_comes_while_a_group_is_split_ends_the_split() -> None:
             producer.flush(FINISH_S)
         for producer in producers:
             producer.close(timeout=FINISH_S)
+        assert_right(engine, rows, 2)
+
+
+def test_a_group_whose_rows_need_their_order_is_not_split() -> None:
+    rows = make_rows(1_000, 1, keys=1)
+    group = int(STREAM.group_of(rows[:1], GROUPS)[0])
+    with serving() as engine:
+        producers = [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in range(2)]
+        for number, producer in enumerate(producers):
+            producer.send(rows[number::2])
+            producer.flush(FINISH_S)
+        with pytest.raises(EngineError, match="ordered needs its rows in the order of arrival"):
+            engine.mover.split(group, 1 - engine.placement()[group])
+        engine.cancel("ordered")
+        engine.mover.split(group, 1 - engine.placement()[group])
+        engine.submit(STREAM.query("again").window(fs.tumbling("250ms")).agg(order=fs.order_hash("x")))
+        assert engine.mover.splits() == [], "it was joined before the query came"
+        for producer in producers:
+            producer.close(timeout=FINISH_S)
+        assert_right(engine, rows, 2)
+
+
+def test_a_backlog_and_what_comes_behind_it_stay_in_order_over_a_move() -> None:
+    """The old owner has fed rows to work off, the new one gets more: it must not begin with these."""
+    rows = make_rows(240_000, 31, keys=30)
+    with serving(2, (ORDERED,), listen=None, compile="off") as engine:
+        for start in range(0, len(rows), 40_000):
+            before = engine.placement()
+            engine.feed("s", rows[start : start + 35_000], watermark=False)
+            mover = threading.Thread(target=engine.move, args=({g: 1 - w for g, w in enumerate(before)},))
+            mover.start()
+            wait_until(lambda before=before: engine.placement()[-1] != before[-1])
+            engine.feed("s", rows[start + 35_000 : start + 40_000], watermark=False)
+            mover.join(FINISH_S)
         assert_right(engine, rows)

@@ -20,6 +20,10 @@ UNITS = ("s", "ms", "us", "ns")
 KEY_KINDS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "f32", "f64", "bool", "timestamp", "bytes")
 VALUE_KINDS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64", "bool", "timestamp", "bytes")
 INTEGER_CASTS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
+BESIDE = (fs.distinct, fs.order_hash)  # not compiled
+VALUED = (fs.min, fs.max, fs.first, fs.last, fs.approx_distinct, *BESIDE)  # of any value, as it is
+COMPILED = (fs.count_if, fs.sum, fs.avg, fs.stddev, *(fn for fn in VALUED if fn not in BESIDE))
+FUNCTIONS = (*COMPILED, *BESIDE)
 SUMMABLE = 1_000_003  # integer sums take remainders of it: no sum of a test's rows overflows
 
 
@@ -120,11 +124,11 @@ def assert_ledger(status: dict[str, Any], stream: str, n: int) -> None:
     assert sum(status["streams"][stream]["groups"]) == n
 
 
-def assert_conserved(engine: fs.Engine, case: Case) -> None:
-    """After finish(): results, counts and ledger agree with the oracle."""
+def assert_conserved(engine: fs.Engine, case: Case, sessions: list[int] | None = None) -> None:
+    """After finish(): results, counts and ledger agree with the oracle. `sessions`: who sent each row."""
     status = engine.status()
     for query in case.queries:
-        oracle = run(query, case.rows)
+        oracle = run(query, case.rows, sessions=sessions)
         results = as_rows(engine.results(query.name))
         assert all(row["revision"] == 0 for row in results)
         assert_same_results(query, results, oracle.windows)
@@ -326,7 +330,9 @@ class Expressions:
         return rnd.choice((left == right, left != right, left < right, left <= right, left > right, left >= right))
 
 
-def random_query(rnd: random.Random, stream: fs.Stream, name: str, lateness: int = 0) -> fs.Query:
+def random_query(
+    rnd: random.Random, stream: fs.Stream, name: str, lateness: int = 0, functions: tuple[Any, ...] = COMPILED
+) -> fs.Query:
     query = stream.query(name)
     for step in range(rnd.randint(0, 3)):
         make = Expressions(rnd, query.columns)
@@ -354,11 +360,15 @@ def random_query(rnd: random.Random, stream: fs.Stream, name: str, lateness: int
     make = Expressions(rnd, query.columns)
     aggregates: dict[str, Any] = {"n": fs.count()} if rnd.random() < 0.7 else {}
     for i in range(rnd.randint(0 if aggregates else 1, 4)):
-        fn = rnd.choice((fs.sum, fs.min, fs.max, fs.avg, fs.stddev))
-        if fn in (fs.min, fs.max):
+        fn = rnd.choice([fn for fn in functions if fn is not fs.order_hash or window.kind == "tumbling"])
+        if fn is fs.count_if:
+            argument = make.boolean(1)
+        elif fn in VALUED:
             argument = rnd.choice((make.integer, make.real))(1)
             if rnd.random() < 0.4 and (make.ints or make.reals):
                 argument = col(rnd.choice(make.ints + make.reals))
+            if fn not in (fs.min, fs.max) and rnd.random() < 0.2:
+                argument = make.boolean(1)
         elif rnd.random() < 0.5:
             argument = make.integer(1) % SUMMABLE
         else:
@@ -370,7 +380,7 @@ def random_query(rnd: random.Random, stream: fs.Stream, name: str, lateness: int
 def random_case(rnd: random.Random, max_rows: int = 300) -> Case:
     stream = random_stream(rnd)
     rows = random_rows(rnd.getrandbits(32), stream, rnd.randint(0, max_rows), rnd.choice((1, 3, 20, 1000)))
-    queries = [random_query(rnd, stream, f"q{i}") for i in range(rnd.randint(1, 3))]
+    queries = [random_query(rnd, stream, f"q{i}", functions=FUNCTIONS) for i in range(rnd.randint(1, 3))]
     return Case(stream, rows, queries)
 
 

@@ -27,8 +27,9 @@ def run_fed(rnd: random.Random, case: Case) -> None:
 def run_sent(rnd: random.Random, case: Case) -> None:
     """Each producer has a share of the rows, in order; they send at the same time."""
     shares = [[] for _ in range(rnd.randint(1, 4))]
-    for i in range(len(case.rows)):
-        rnd.choice(shares).append(i)
+    sessions = [rnd.randrange(len(shares)) for _ in case.rows]
+    for i, session in enumerate(sessions):
+        shares[session].append(i)
     workers, groups = rnd.choice((1, 2)), rnd.choice((1, 7, 128))
     with fs.Engine(workers=workers, groups=groups, listen="127.0.0.1:0") as engine:
         engine.add(case.stream)
@@ -49,7 +50,7 @@ def run_sent(rnd: random.Random, case: Case) -> None:
                 if not left[turn]:
                     del left[turn]
         engine.finish(timeout=FINISH_S)
-        assert_conserved(engine, case)
+        assert_conserved(engine, case, sessions)
 
 
 @settings(max_examples=60, suppress_health_check=CHECKS)

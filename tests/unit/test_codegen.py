@@ -22,7 +22,8 @@ from flexstream.cython_ext.choices import PLAIN, Choices
 from flexstream.cython_ext.codegen import Pipeline, generate
 from flexstream.cython_ext.codegen_expr import comment
 from flexstream.cython_ext.compiler import INCLUDES
-from flexstream.cython_ext.lowering import FOLDS, KEY_FORMS, lower
+from flexstream.cython_ext.folds import FOLDS
+from flexstream.cython_ext.lowering import KEY_FORMS, lower
 from flexstream.expr import PARTS
 from flexstream.testing.ysb import YSB_QUERY
 from tests.property.checks import random_query, random_stream
@@ -37,6 +38,7 @@ WORDS = set(
         reserved touched touched_limit dense base range off outside fresh count slot FS_USED FS_CACHED
         profile fs_profile passed fs_note_key hot_key hot_count hot_slot some_key is_hot places place p merge_hot int
         fs_merge_deviation
+        fs_first fs_last fs_bits fs_value_bits fs_sketch_add session sequence
         time key at entry memcpy memcmp INT64_C UINT64_C INT64_MIN FS_GOLDEN fs_view fs_pane_view
         fs_variant_run __builtin_add_overflow __builtin_sub_overflow __builtin_mul_overflow __builtin_fabs fs_real
         fs_eq fs_lt fs_hash_words fs_key_f32 fs_key_f64 fs_add_real fs_add_deviation 0x1p63
@@ -430,7 +432,10 @@ def harness_case(number: int, query: fs.Query, rows: Path, n: int) -> str:
             ("min", "f64"): 0x7FF8 << 48,
             ("max", "f64"): 0xFFF0 << 48,
         }.get(name, 0)
-        empty += [start] * fold.slots
+        if name[0] in ("first", "last"):
+            empty += [0, 2**63 - 1 if name[0] == "first" else 2**63, 0, 0]
+        else:
+            empty += [start] * fold.slots
     key = ", ".join(f"{{{f.offset}, {f.size}, {KEY_FORMS.get(f.kind, 0)}}}" for f in stream.key_fields)
     return (
         f'check({number}, &(variant_case){{fs_variant_run_{number}, "{rows}", {n}, {stream.schema.row_bytes}, '
@@ -455,6 +460,9 @@ def test_the_sanitizers_have_nothing_to_report(tmp_path):
         masked.window(fs.tumbling("1000s")).agg(**folds),
         whole.query("q").filter((col("x") > 0) & (col("y") > 0.0)).window(fs.tumbling("1000s")).agg(**folds),
         whole.query("q").window(fs.tumbling("1000s")).agg(**folds, d=fs.sum("y"), e=fs.stddev("y"), f=fs.min("y")),
+        masked.window(fs.tumbling("1000s")).agg(f=fs.first("x"), l=fs.last("x"), d=fs.approx_distinct("x")),
+        whole.query("q").window(fs.tumbling("1000s")).agg(f=fs.first("y"), l=fs.last("x"), c=fs.count_if(col("x") > 1)),
+        whole.query("q").window(fs.tumbling("1000s")).agg(d=fs.approx_distinct("y"), l=fs.last(col("x") > 1)),
         tiny.query("q").window(fs.tumbling("1000s")).agg(n=fs.count()),
         huge.query("q").filter(col("pad") != b"x").window(fs.tumbling("1000s")).agg(n=fs.count(), a=fs.sum("x")),
     ]

@@ -14,7 +14,7 @@ from flexstream.cython_ext.registers import Instruction, allocate
 from flexstream.errors import QueryError
 from flexstream.query import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
 from flexstream.schema import Field, Schema
-from flexstream.typed import CALENDAR, Typed
+from flexstream.typed import CALENDAR, MAX_DEPTH, Typed
 
 MAX_REGISTERS = 64
 MAX_AGGREGATES = 32
@@ -311,24 +311,29 @@ def _is_safe(node: Typed) -> bool:
 
 def check_size(bound: BoundQuery) -> None:
     """Refuse what would be too large once map() columns stand in place of their names: it can double each step."""
-    sizes: dict[str, int] = {}
+    known: dict[str, tuple[int, int]] = {}
 
-    def size(node: Typed) -> int:
+    def measure(node: Typed) -> tuple[int, int]:
+        """How many operations, how deep."""
         if node.op == "col":
-            return sizes.get(node.name or "", 1)
-        return 1 + sum(size(arg) for arg in node.args)
+            return known.get(node.name or "", (1, 1))
+        parts = [measure(arg) for arg in node.args]
+        return 1 + sum(size for size, _ in parts), 1 + max((depth for _, depth in parts), default=0)
 
     total = 0
-    for step in bound.steps:
+    for step in (*bound.steps, *bound.aggregates):
         if isinstance(step, BoundMap):
-            made = {name: size(tree) for name, tree in step.columns.items()}
-            sizes.update(made)
-            total += sum(made.values())
-        elif isinstance(step, BoundFilter):
-            total += size(step.expr)
-        if total > MAX_NODES:
+            made = {name: measure(tree) for name, tree in step.columns.items()}
+            known.update(made)
+            found = list(made.values())
+        else:
+            tree = step.expr if isinstance(step, BoundFilter) else getattr(step, "arg", None)  # a project() has none
+            found = [] if tree is None else [measure(tree)]
+        total += sum(size for size, _ in found)
+        if total > MAX_NODES or any(depth > MAX_DEPTH + 1 for _, depth in found):
+            many = f"{MAX_NODES} operations" if total > MAX_NODES else f"{MAX_DEPTH} nested operations"
             raise QueryError(
-                f"query {bound.query.name!r} has more than {MAX_NODES} operations, with its columns written out",
+                f"query {bound.query.name!r} has more than {many}, with its columns written out",
                 code="too_complex",
                 hint="split it into several queries",
             )

@@ -22,13 +22,12 @@ from flexstream.typed import (
     COMPARISON,
     I64_MAX,
     I64_MIN,
+    MAX_DEPTH,
     PARTS,
     UNARY,
     Typed,
     value_type,
 )
-
-MAX_DEPTH = 300
 
 __all__ = [
     "ARITHMETIC", "BINARY", "BOOLEAN", "CASTS", "COMPARISON", "I64_MAX", "I64_MIN", "MAX_DEPTH", "PARTS", "UNARY",
@@ -309,7 +308,7 @@ def from_json(body: Any, depth: int = 0) -> Expr:
 
 
 def _too_deep() -> QueryError:
-    hint = "split it: map() columns are nested where they are read"
+    hint = "join long sums and conditions in pairs, or split the query"
     return QueryError(f"an expression is nested more than {MAX_DEPTH} deep", code="bad_expression", hint=hint)
 
 
@@ -335,15 +334,15 @@ def _bind(expr: Expr, fields: Mapping[str, str], depth: int) -> Typed:
         return typed.column(expr.name, fields[expr.name])
     if isinstance(expr, Literal):
         return typed.literal(expr.value)
-    if isinstance(expr, Cast):
-        return typed.cast(_bind(expr.arg, fields, depth + 1), expr.to)
+    if isinstance(expr, Cast):  # two bound nodes, and so for parts of times
+        return typed.cast(_bind(expr.arg, fields, depth + 2), expr.to)
     if isinstance(expr, Unary):
-        return typed.unary(expr.op, _bind(expr.arg, fields, depth + 1))
+        return typed.unary(expr.op, _bind(expr.arg, fields, depth + (2 if expr.op in PARTS else 1)))
     if isinstance(expr, Binary):
         left, right = _bind(expr.left, fields, depth + 1), _bind(expr.right, fields, depth + 1)
         return typed.binary(expr.op, left, right)
     if isinstance(expr, Hash):  # its values are nested when bound, and so are the conditions of a when()
-        return typed.hashed([_bind(arg, fields, depth + 1 + i) for i, arg in enumerate(expr.args)])
+        return typed.hashed([_bind(arg, fields, depth + 1 + len(expr.args)) for arg in expr.args])
     if isinstance(expr, Case):
         last = depth + len(expr.cases)
         found = _bind(expr.default, fields, last)

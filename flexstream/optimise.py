@@ -136,13 +136,13 @@ def text(node: Typed) -> str:
         return node.name or ""
     if node.op == "lit":
         return repr(node.value.rstrip(b"\0") if isinstance(node.value, bytes) else node.value)
+    if node.op.startswith("hash_"):
+        return f"hash({', '.join(_hashed(node))})"
     arguments = [text(arg) for arg in node.args]
     if node.op == "cast":
         return f"cast({arguments[0]} as {node.type})"
     if node.op == "if":
         return f"when({arguments[0]}, {arguments[1]}).otherwise({arguments[2]})"
-    if node.op.startswith("hash_"):
-        return f"hash({', '.join(_hashed(node))})"
     if node.op.startswith(("fit_", "round_")):
         return f"cast({arguments[0]} as {node.op.partition('_')[2]})"
     if node.op in BINARY and len(arguments) == 2:

@@ -29,6 +29,7 @@ RANGES = {
 CASTS = (*(kind for kind in RANGES if kind != "bool"), "f32", "f64", *(f"timestamp[{unit}]" for unit in TIME_UNITS))
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 HASH_SEED = 42
+MAX_DEPTH = 200  # of a tree: passes over one need up to four Python frames a level
 _HASHED_AS = {
     **dict.fromkeys(("bool", "i8", "i16", "i32", "u8", "u16"), "hash_int"),
     **dict.fromkeys(("u32", "i64"), "hash_long"),

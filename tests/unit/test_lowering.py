@@ -108,7 +108,7 @@ def test_a_prefix_compares_as_a_word_whatever_the_field_is_wide():
 
 def test_registers_are_free_again_behind_the_last_reader():
     tree = col("a")
-    for i in range(200):
+    for i in range(150):
         tree = tree + (col("b") * i)
     found = lowered(STREAM.query("q").filter(tree > 0).filter(tree < 9), x=fs.sum(tree), y=fs.max("f"))
     assert found.registers <= 6

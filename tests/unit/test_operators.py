@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from datetime import UTC, datetime
@@ -210,6 +211,47 @@ def test_integers_become_floats_in_one_rounding():
     rows["k"], rows["a"] = [0, 1], [2**62 + 2**38 + 1, -(2**62) - 2**38 - 1]
     found = sorted(row["v0"] for row in check(ended(STREAM.query("q"), [col("a").cast("f32")]), rows))
     assert found == [-(2.0**62) - 2.0**39, 2.0**62 + 2.0**39]
+
+
+def deepest(grow: Any) -> Any:
+    tree: Any = col("a")
+    while True:
+        try:
+            larger = grow(tree)
+            bind(larger, STREAM.schema.to_dict())
+        except fs.QueryError:
+            return tree
+        tree = larger
+
+
+@pytest.mark.parametrize(
+    "grow",
+    [
+        lambda tree: tree.cast("timestamp[ns]").minute(),
+        lambda tree: fs.hash(tree),
+        lambda tree: fs.hash(tree, "f", "z"),
+        lambda tree: fs.hash("tns", tree.cast("timestamp[ns]")),
+        lambda tree: tree.cast("f32").cast("i8"),
+        lambda tree: fs.when(col("on"), col("b") // tree).otherwise(col("b")),
+        lambda tree: fs.when(tree > 0, 1).otherwise(2),
+        lambda tree: -tree,
+    ],
+)
+def test_whatever_can_be_bound_can_be_explained_or_is_refused(grow):
+    query = ended(STREAM.query("q"), [deepest(grow)])
+    assert "agg" in query.explain("optimised")
+    with contextlib.suppress(fs.QueryError):  # too many values at once
+        assert "fs_variant_run" in query.explain("code")
+    assert fs.Query.from_json(query.to_json()) == query
+
+
+def test_columns_that_nest_too_deep_when_written_out_are_refused():
+    query = STREAM.query("q").map(m=col("a"))
+    for _ in range(100):
+        query = query.map(m=abs(-abs(col("m"))))
+    with pytest.raises(fs.QueryError, match="nested operations") as caught:
+        ended(query, [col("m")]).explain("code")
+    assert caught.value.code == "too_complex"
 
 
 # -- constants

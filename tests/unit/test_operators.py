@@ -156,8 +156,8 @@ def test_parts_agree_with_numpy_on_any_day():
         engine.submit(ended(STREAM.query("q"), trees))
         engine.feed("s", rows)
         engine.feed("s", rows)  # all keys are known: compiled code finishes these
-        assert engine.status()["queries"]["q"]["compiled_rows"] > len(days) // 2
         engine.finish(timeout=FINISH_S)
+        assert engine.status()["queries"]["q"]["compiled_rows"] > len(days) // 2
         found = {row["k"]: [row[f"v{i}"] for i in range(5)] for row in as_rows(engine.results("q"))}
     assert [found[k] for k in range(len(days))] == np.array(wanted).T.tolist()
     assert [calendar("year", day) for day in days[:50].tolist()] == wanted[0][:50].tolist()

@@ -414,9 +414,10 @@ class Query:
 
         Raises QueryError: `what` is neither, or it is the code of a query that could not be submitted.
         """
+        from flexstream.cython_ext.folds import why_generic
+
         if what == "code":
             from flexstream.cython_ext.codegen import generate
-            from flexstream.cython_ext.folds import why_generic
             from flexstream.cython_ext.lowering import lower
             from flexstream.optimise import optimise
 
@@ -456,9 +457,10 @@ class Query:
             lines.append(f"  window  {self.window_spec}{pane}, allowed lateness {lateness}")
         lines += [f"  agg     {name} = {aggregate}" for name, aggregate in self.aggregates.items()]
         if self.window_spec is not None and self.aggregates:
-            lines.append(
-                "  result  " + ", ".join(f"{name} {kind}" for name, kind in self.bound().result_fields)
-            )
+            bound = self.bound()
+            lines.append("  result  " + ", ".join(f"{name} {kind}" for name, kind in bound.result_fields))
+            cannot = why_generic(bound)
+            lines += [f"  variant {cannot}"] if cannot is not None else []
         else:
             lines.append("  (not complete: add .window(...) and .agg(...))")
         return "\n".join(lines)

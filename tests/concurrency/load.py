@@ -45,6 +45,12 @@ def summed(stream: fs.Stream, name: str, window: fs.WindowSpec) -> fs.Query:
     return stream.query(name).window(window).agg(n=fs.count(), total=fs.sum("v"))
 
 
+def kept(stream: fs.Stream, name: str, window: fs.WindowSpec) -> fs.Query:
+    """With state beside the entries; its rows are read by one worker after the other."""
+    aggregates = {"values": fs.distinct("v"), "order": fs.order_hash("v"), "first": fs.first("v")}
+    return stream.query(name).window(window).agg(n=fs.count(), total=fs.sum("v"), **aggregates)
+
+
 def some_rows(stream: fs.Stream, rng: np.random.Generator, start: int, n: int = ROWS) -> Rows:
     rows = np.zeros(n, stream.schema.dtype)
     rows["t"] = start + rng.integers(0, ROUND_MS, n)
@@ -122,6 +128,7 @@ class Load:
         for stream in self.streams:
             engine.submit(summed(stream, f"tumbling-{stream.name}", fs.tumbling("1s")))
         engine.submit(summed(self.streams[0], "sliding-a", fs.sliding("2s", every="1s")))
+        engine.submit(kept(self.streams[1], "kept-b", fs.tumbling("1s")))
         engine.on_results("tumbling-a", lambda batch: time.sleep(0.002))
 
     def run(self, rounds: int, until: float) -> int:
@@ -228,6 +235,7 @@ class Load:
             assert ledgers[name]["received"] == len(rows), (name, ledgers[name], len(rows))
             assert ledgers[name]["applied"] == len(rows), (name, ledgers[name], len(rows))
             assert totals_of(self.engine.results(f"tumbling-{name}")) == expected(rows, 1000, 1000), name
+        assert totals_of(self.engine.results("kept-b")) == expected(np.concatenate(self.sent["b"]), 1000, 1000)
         assert totals_of(self.engine.results("sliding-a")) == expected(np.concatenate(self.sent["a"]), 2000, 1000)
 
 

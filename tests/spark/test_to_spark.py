@@ -171,8 +171,18 @@ def test_a_streaming_frame_fires_the_windows_that_the_watermark_has_passed(spark
             .query("q").window(fs.tumbling("1s")).agg(n=fs.count()),
             "key k: it is in nanoseconds",
         ),
+        (
+            fs.Stream("n", {"t": "timestamp[ms]", "k": "i64"}, key="k", time="t")
+            .query("q").window(fs.tumbling("1s")).agg(a=fs.last("k")),
+            "aggregate a = last(k): rows of the same event time come in the order of session and row sequence",
+        ),
+        (
+            fs.Stream("n", {"t": "timestamp[ms]", "k": "i64"}, key="k", time="t")
+            .query("q").window(fs.tumbling("1s")).agg(a=fs.order_hash("k")),
+            "aggregate a = order_hash(k): rows of a DataFrame have no order of arrival",
+        ),
     ],
-    ids=["window", "aggregate", "key"],
+    ids=["window", "aggregate", "key", "last", "order_hash"],
 )  # fmt: skip
 def test_what_spark_cannot_do_is_named(spark: Any, query: fs.Query, words: str) -> None:
     df = spark.createDataFrame([(1, 1)], ", ".join(f"{name} bigint" for name in query.stream.schema.names))
@@ -187,6 +197,27 @@ def test_revisions_are_refused_on_a_streaming_frame_only(spark: Any, tmp_path: P
     late.to_spark(frame(spark, make_rows(1), 1))
     with pytest.raises(fs.QueryError, match="allowed_lateness: Spark fires a window once"):
         late.to_spark(spark.readStream.schema(SPARK_SCHEMA).parquet(str(tmp_path)))
+
+
+def test_exact_distinct_is_refused_on_a_streaming_frame_only(spark: Any, tmp_path: Path) -> None:
+    query = STREAM.query("q").window(fs.tumbling("1s")).agg(n=fs.distinct("x"))
+    rows = make_rows(500)
+    assert_same_results(query, results_of(query, query.to_spark(frame(spark, rows, 1))), run(query, rows).windows)
+    with pytest.raises(
+        fs.QueryError, match=r"n = distinct\(x\): Spark counts different values exactly in batches only"
+    ):
+        query.to_spark(spark.readStream.schema(SPARK_SCHEMA).parquet(str(tmp_path)))
+
+
+def test_an_approximate_count_is_sparks_own_with_our_error(spark: Any) -> None:
+    query = STREAM.query("q").window(fs.tumbling("1000s")).agg(n=fs.count(), about=fs.approx_distinct("x"))
+    rows = make_rows(4_000)
+    found = results_of(query, query.to_spark(frame(spark, rows, 1)))
+    expected = run(query.stream.query("q").window(fs.tumbling("1000s")).agg(n=fs.distinct("x")), rows).windows
+    assert {(row["window_start"], (row["k"],)) for row in found} == expected.keys()
+    for row in found:
+        exact = expected[row["window_start"], (row["k"],)]["n"]
+        assert abs(row["about"] - exact) <= 5 * 0.0325 * exact + 0.5
 
 
 def test_a_sum_needs_ansi_mode(spark: Any) -> None:

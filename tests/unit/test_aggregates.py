@@ -240,6 +240,7 @@ def test_rows_for_whose_values_there_is_no_room_are_rejected_and_counted():
 
 def test_distinct_says_that_it_is_not_compiled():
     query = query_of(x=fs.distinct("x"))
+    assert "distinct is not compiled yet" in query.explain()
     assert "distinct is not compiled yet" in query.explain("optimised")
     assert "distinct is not compiled yet" in query.explain("code")
     with fs.Engine(groups=4, pin=False, compile="auto") as engine:

@@ -20,6 +20,7 @@ from typing import Any
 from flexstream.errors import StageError
 from flexstream.stage_block import Block
 from flexstream.state.commits import NAME as JOURNAL_NAME
+from flexstream.state.pages import Bytes
 from flexstream.state.segments import sync_directory
 from flexstream.state.stage import SUFFIX, StageFile, io_error
 
@@ -149,14 +150,16 @@ class Stages:
     def _unapplied_bytes(self) -> int:
         return sum(stage.bytes for stage in self._stages.values() if stage.waiting or stage.state == "open")
 
-    def append(self, stage: Stage, block: Block, span: tuple[int, int] | None, *frame: Any) -> None:
-        """Add one block, given as its frame. On a StageError the stage is as it was, or fenced."""
+    def append(self, stage: Stage, block: Block, span: tuple[int, int] | None, frame: Bytes, size: int) -> None:
+        """Add one block, given as its frame: `size` bytes in memory of whole pages. On a StageError the stage is as
+        it was, or fenced.
+        """
         with self._lock:
             self._check_open(stage)
             in_memory = sum(known.file.in_memory_bytes for known in self._stages.values())
         if self.directory is None and stage.file.in_memory_bytes and in_memory + len(block.rows) > MEMORY_BYTES:
             stage.file.spill()
-        stage.file.append(*frame)
+        stage.file.append_pages(frame, size)
         rows = sum(block.counts)
         with self._lock:
             if stage.id in self._fenced:  # dropped while the disk was busy

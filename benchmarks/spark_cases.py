@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import flexstream as fs
 from benchmarks.engine_process import ysb_query, ysb_stream
 from benchmarks.harness import CACHE, PROJECT
 from flexstream.client_http import Client
@@ -29,6 +30,7 @@ from flexstream.testing import ysb
 
 FILES, FILE_ROWS = 8, 250_000
 FEW_ROWS = 60_000  # for the writer that takes them one by one
+QUERY_COLUMNS = ("event_time", "campaign_id", "event_type")
 PAD = "0123456789abcdefghijkl"
 SERVE = "from flexstream.cli import main; main()"
 PATIENCE_S = 90.0
@@ -121,10 +123,11 @@ class Daemon:
         self._names = (f"ads{number}" for number in itertools.count())
 
     @contextlib.contextmanager
-    def stream(self) -> Iterator[str]:
-        """A fresh YSB stream with its query of the same name: event time begins anew."""
+    def stream(self, columns: Sequence[str] = ysb.YSB_STREAM.schema.names) -> Iterator[str]:
+        """A fresh YSB stream of these columns with its query of the same name: event time begins anew."""
         name = next(self._names)
-        stream = ysb_stream(name)
+        fields = {column: ysb.YSB_STREAM.schema.field(column).type for column in columns}
+        stream = fs.Stream(name, fields, key=list(ysb.YSB_STREAM.key), time=ysb.YSB_STREAM.time)
         self.client.post("/v1/streams", stream.to_dict())
         self.client.post("/v1/queries", ysb_query(stream, name).to_dict())
         yield name
@@ -209,6 +212,7 @@ class Cases:
             "unstaged": self.unstaged,
             "rows": self.rows,
             "ship": self.ship,
+            "ship_all": self.ship_all,
             "stream": self.stream,
         }
 
@@ -254,9 +258,17 @@ class Cases:
         return came
 
     def ship(self) -> int:
+        """The columns that the query uses, as Spark reads only those: the stream has no others."""
+        return self._ship(QUERY_COLUMNS)
+
+    def ship_all(self) -> int:
+        """Whole rows: the stream is for other queries too."""
+        return self._ship(ysb.YSB_STREAM.schema.names)
+
+    def _ship(self, columns: Sequence[str]) -> int:
         from flexstream.spark import ship
 
-        with self._daemon.stream() as name:
+        with self._daemon.stream(columns) as name:
             shipped = ship(self._spark, self._files.many, self._daemon.endpoint, name, end=True, progress=False)
             self._daemon.wait_views(name, self._files.many_views)
         return shipped.rows

@@ -95,7 +95,7 @@ def _picked(field: Field, array: Any) -> tuple[Any, ...] | None:
     native = _native(field, array.dictionary)
     if native is None or native[0] not in ("text", "copy"):
         return None
-    field_only = native[:1] + (0,) + native[2:]
+    field_only = (native[0], 0, *native[2:])
     if len(entries) and pack_columns(entries.view(np.uint8), field.size, [field_only]) >= 0:
         return None
     indices = array.indices

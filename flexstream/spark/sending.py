@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import uuid
 from collections.abc import Iterable
@@ -62,6 +63,22 @@ class _Pool:
         if self._pid == os.getpid():
             for key in list(self._producers):
                 self.drop(key)
+
+
+_settled_pid = 0
+
+
+def settle_worker() -> None:
+    """Spark collects a worker's garbage after each task, which with our modules and its own in memory takes as long as
+    a small task. What was imported never is garbage: it is put where the collector does not look, once per process.
+    """
+    global _settled_pid
+    if _settled_pid != os.getpid():
+        _settled_pid = os.getpid()
+        import pyarrow.parquet  # noqa: F401  # what a task may import yet
+
+        gc.collect()
+        gc.freeze()
 
 
 _pool = _Pool()

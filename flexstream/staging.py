@@ -429,6 +429,7 @@ class Staging:
             "bytes": sum(stage["bytes"] for stage in listed),
             "kept_batches": len(self.journal.kept),
             "expired": self.stages.expired,
+            "held_back": self.stages.held_back,
             "connections": self.port.connections,
             "failed": dict(self.failed),
         }

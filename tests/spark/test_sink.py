@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,25 @@ def test_options_are_checked(spark: Any, daemon: Daemon, options: dict[str, str]
 def test_a_stream_cannot_be_overwritten(spark: Any, daemon: Daemon) -> None:
     with pytest.raises(Exception, match="cannot be overwritten"):
         writing(frame(spark, make_rows(5), 1), daemon).mode("overwrite").save()
+
+
+def test_another_thread_writes_after_configure(spark: Any, daemon: Daemon) -> None:
+    rows = make_rows(1_000)
+    df = frame(spark, rows, 1)
+    found: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            fspark.configure(spark)
+            writing(df, daemon, end=True).save()
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    assert found == []
+    assert_once(daemon, rows)
 
 
 def test_the_format_is_found_without_registration(spark: Any) -> None:

@@ -39,7 +39,8 @@ NAMES = {
     "ship_all": "ship + query, all 8 columns",
     "stream": "Structured Streaming's query",
 }
-WARM_UPS = 2
+WARM_UPS = 3  # the JVM compiles what runs often
+WARM_UP_SHARE = 0.35  # of the time, at most
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -85,6 +86,15 @@ def check_packages() -> None:
         import pyspark  # noqa: F401
     except ImportError:
         raise SystemExit(f"benchmarks.spark needs pyspark: {sys.executable} -m pip install '.[spark]'") from None
+
+
+def warm_up(cases: dict[str, Callable[[], int]], until: float) -> None:
+    """Each case at least once; more often while it takes little of the time."""
+    enough = time.monotonic() + (until - time.monotonic()) * WARM_UP_SHARE
+    for number in range(WARM_UPS):
+        for case in cases.values():
+            if number == 0 or time.monotonic() < enough:
+                case()
 
 
 def run_rounds(cases: dict[str, Callable[[], int]], rounds: int, until: float) -> list[dict[str, Run]]:
@@ -137,9 +147,7 @@ def run_all(options: Any, until: float, folder: Path) -> list[dict[str, Run]]:
         try:
             chosen = {name: case for name, case in cases.all().items() if not options.only or name in options.only}
             print("warming up ...", flush=True)
-            for _ in range(WARM_UPS):
-                for case in chosen.values():
-                    case()
+            warm_up(chosen, until)
             return run_rounds(chosen, options.pairs, until)
         finally:
             cases.close()

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import flexstream as fs
-from benchmarks.engine_process import ysb_query, ysb_stream
+from benchmarks.engine_process import ysb_query
 from benchmarks.harness import CACHE, PROJECT
 from flexstream.client_http import Client
 from flexstream.testing import ysb
@@ -34,6 +35,7 @@ QUERY_COLUMNS = ("event_time", "campaign_id", "event_type")
 PAD = "0123456789abcdefghijkl"
 SERVE = "from flexstream.cli import main; main()"
 PATIENCE_S = 90.0
+MOST_FILES = 65_536  # unstaged producers have a connection per group, stream and worker
 CONFS = {
     "spark.ui.enabled": "false",
     "spark.log.level": "OFF",
@@ -178,6 +180,8 @@ def start_session(folder: Path) -> Any:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = str(PROJECT)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, MOST_FILES) if hard > 0 else MOST_FILES, hard))
     builder = SparkSession.builder.master("local[2]").appName("flexstream-benchmark")
     for name, value in CONFS.items():
         builder = builder.config(name, value)
@@ -199,10 +203,6 @@ class Cases:
         self._folder = folder
         self._discarding = Discarding()
         self._runs = itertools.count()
-        stream = ysb_stream("unstaged")
-        daemon.client.post("/v1/streams", stream.to_dict())
-        daemon.client.post("/v1/queries", ysb_query(stream, "unstaged").to_dict())
-        self._unstaged_rows = 0
 
     def all(self) -> dict[str, Callable[[], int]]:
         return {
@@ -242,10 +242,10 @@ class Cases:
         return self._files.rows
 
     def unstaged(self) -> int:
-        """One stream for all runs: its connections, one per group and worker, stay open."""
-        self._write("unstaged", at_least_once="true")
-        self._unstaged_rows += self._files.rows
-        self._daemon.wait_applied("unstaged", self._unstaged_rows)
+        """A fresh stream has fresh connections, one per group and worker; those of the runs before stay open."""
+        with self._daemon.stream() as name:
+            self._write(name, at_least_once="true")
+            self._daemon.wait_applied(name, self._files.rows)
         return self._files.rows
 
     def rows(self) -> int:

@@ -67,7 +67,7 @@ class _Results:
     def read(self, part: Part) -> Iterator[Any]:
         there = self._bounds(part.endpoint)[1]
         seen, client = 0, self._client(part.endpoint)
-        wanted = {"offset": part.begin, "limit": part.end - part.begin}
+        wanted: dict[str, Any] = {"offset": part.begin, "limit": part.end - part.begin}
         if part.parts > 1:
             wanted |= {"parts": part.parts, "part": part.part}
         for batch in client.batches(self.query, **wanted):

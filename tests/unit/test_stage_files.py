@@ -11,7 +11,7 @@ import pytest
 import flexstream as fs
 from flexstream import stage_block
 from flexstream.errors import StageError
-from flexstream.state import commits
+from flexstream.state import commits, pages
 from flexstream.state.commits import CommitJournal
 from flexstream.state.stage import StageFile
 from flexstream.wire import HEADER_BYTES, Header, WireError
@@ -134,6 +134,31 @@ def test_what_was_staged_is_read_back(tmp_path: Path, in_file: bool) -> None:
     assert rows_in(list(stage.blocks())) == by_group(rows)
     stage.discard()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_frames_begin_at_pages_and_memory_that_does_not_is_written_too(tmp_path: Path) -> None:
+    stage = written(tmp_path / "a.stage", make_rows(3_000))
+    assert stage.size_bytes % pages.PAGE_BYTES == 0
+    assert (tmp_path / "a.stage").stat().st_size == stage.size_bytes
+    stage.discard()
+    fd = pages.open_direct(tmp_path / "b", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    data = np.arange(5_000, dtype=np.uint8)[1:]  # neither begins nor ends at a page: O_DIRECT refuses it
+    pages.write_pages(fd, data, 0)
+    found = pages.page_memory(len(data))
+    assert pages.read_pages(fd, found, 0, len(data)) == len(data)
+    assert (found[: len(data)] == data).all()
+    assert pages.read_pages(fd, found, 8_192, 1) == 0  # past the end
+    os.close(fd)
+
+
+def test_spare_pages_are_used_again_when_they_are_large_enough() -> None:
+    spare = pages.SparePages(most=2)
+    first = spare.take(10_000)
+    where = first.ctypes.data
+    spare.give(first[32:5_000])
+    assert len(spare.take(pages.whole_pages(10_000) + 1)) > len(first)
+    assert spare.take(12_000).ctypes.data == where
+    assert spare.take(1).ctypes.data != where
 
 
 def test_a_stage_in_memory_can_be_spilled_and_goes_on(tmp_path: Path) -> None:

@@ -177,7 +177,8 @@ def test_a_file_is_finished_or_not_wherever_it_is_cut(tmp_path: Path) -> None:
     stage.finish({"rows": 300})
     stage.close()
     whole = (tmp_path / "a.stage").read_bytes()
-    for cut in {0, 1, 31, 32, 33, len(whole) // 2, *range(len(whole) - 60, len(whole))}:
+    last = len(whole) - pages.PAGE_BYTES  # where the EOS frame begins
+    for cut in {0, 1, 31, 32, 33, last // 2, *range(last, last + 120), *range(len(whole) - 9, len(whole))}:
         (tmp_path / "cut.stage").write_bytes(whole[:cut])
         assert StageFile.open(tmp_path / "cut.stage") is None, cut
     found = StageFile.open(tmp_path / "a.stage")

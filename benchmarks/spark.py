@@ -145,10 +145,9 @@ def run_all(options: Any, until: float, folder: Path) -> list[dict[str, Run]]:
         session = start_session(folder)
         cases = Cases(session, daemon, files, folder)
         try:
-            chosen = {name: case for name, case in cases.all().items() if not options.only or name in options.only}
             print("warming up ...", flush=True)
-            warm_up(chosen, until)
-            return run_rounds(chosen, options.pairs, until)
+            warm_up(cases.all(), until)
+            return run_rounds(cases.all(), options.pairs, until)
         finally:
             cases.close()
             session.stop()
@@ -158,7 +157,6 @@ def run_all(options: Any, until: float, folder: Path) -> list[dict[str, Run]]:
 
 def main() -> None:
     options = harness.arguments(__doc__ or "", pairs=9)
-    options.only = os.environ.get("ONLY", "").split()
     check_packages()
     end = harness.start("spark")
     with tempfile.TemporaryDirectory(prefix="flexstream-bench-") as name:
@@ -169,16 +167,12 @@ def main() -> None:
         [[NAMES[c["case"]], c["rows"], c["rows_per_s"] / 1e6, c["cpu_s_per_million"]] for c in cases],
     )
     result: dict[str, Any] = {"benchmark": "spark", "rounds": len(rounds)}
-    if options.only:
-        for found in rounds:
-            print({name: round(run.rate / 1e6, 2) for name, run in found.items()})
-    else:
-        found_ratios = ratios(rounds)
-        for ratio, values in found_ratios.items():
-            result[ratio] = round(harness.median(values), 4)
-            harness.finish(result, as_json=False, target=(ratio, TARGETS[ratio]) if ratio in TARGETS else None)
-        result |= {"targets": TARGETS, "spread": {k: harness.spread(v) for k, v in found_ratios.items()}}
-    result["cases"] = cases
+    found = ratios(rounds)
+    result |= {ratio: round(harness.median(values), 4) for ratio, values in found.items()}
+    for ratio, wanted in TARGETS.items():
+        harness.finish(result, as_json=False, target=(ratio, wanted))
+    print(f"ship_all_vs_stream {result['ship_all_vs_stream']:.3f}, not judged")
+    result |= {"targets": TARGETS, "spread": {k: harness.spread(v) for k, v in found.items()}, "cases": cases}
     harness.finish(result, as_json=options.json)
 
 

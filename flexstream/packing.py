@@ -41,7 +41,9 @@ def pack(schema: Schema, data: Any) -> Rows:
         or hasattr(data, "__arrow_c_array__")
         or _is_from(data, "pyarrow", "polars")
     ):
-        return _pack_arrow(schema, data)
+        from flexstream.arrow_packing import pack_arrow
+
+        return pack_arrow(schema, data)
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         return _pack_dicts(schema, data)
     raise SchemaError(
@@ -72,7 +74,7 @@ def _pack_numpy(schema: Schema, data: Rows) -> Rows:
 
 
 def _pack_columns(schema: Schema, columns: dict[str, Column]) -> Rows:
-    _check_names(schema, list(columns))
+    check_names(schema, list(columns))
     lengths = {len(column) for column in columns.values()}
     if len(lengths) > 1:
         shown = ", ".join(f"{name}: {len(column)}" for name, column in columns.items())
@@ -83,7 +85,7 @@ def _pack_columns(schema: Schema, columns: dict[str, Column]) -> Rows:
     return rows
 
 
-def _check_names(schema: Schema, names: list[Any]) -> None:
+def check_names(schema: Schema, names: list[Any]) -> None:
     missing = [name for name in schema.names if name not in names]
     extra = [str(name) for name in names if name not in schema]
     if missing:
@@ -115,7 +117,7 @@ def _pack_dicts(schema: Schema, data: Sequence[Any]) -> Rows:
         if not isinstance(row, Mapping):
             raise SchemaError(f"row {i} is {type(row).__name__}, not a dict", code="bad_rows")
         if row.keys() != schema.to_dict().keys():
-            _check_names(schema, list(row))
+            check_names(schema, list(row))
     columns: dict[str, Column] = {}
     for name in schema.names:
         columns[name] = np.empty(len(data), dtype=object)
@@ -123,66 +125,10 @@ def _pack_dicts(schema: Schema, data: Sequence[Any]) -> Rows:
     return _pack_columns(schema, columns)
 
 
-def _pack_arrow(schema: Schema, data: Any) -> Rows:
-    import pyarrow as pa
-
-    table = data if isinstance(data, pa.Table | pa.RecordBatch) else pa.table(data)
-    _check_names(schema, table.schema.names)
-    rows = np.zeros(table.num_rows, dtype=schema.dtype)
-    for field in schema:
-        column = table.column(field.name)
-        if column.null_count:
-            raise _nulls(field, column.null_count)
-        fixed = _fixed_bytes(field, column) if field.kind == "bytes" else None
-        rows[field.name] = convert(field, _arrow_to_numpy(column)) if fixed is None else fixed
-    return rows
-
-
-def _fixed_bytes(field: Field, column: Any) -> Column | None:
-    """Text or binary of any length as fixed bytes, without a Python object for each value.
-
-    None when the slow way has to look: another type, or a value that may be too long.
-    """
-    import pyarrow as pa
-
-    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
-        return None
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # of no chunks, or of too many bytes for one
-        return None
-    n = len(array)
-    _, ends, values = array.buffers()
-    if n == 0 or values is None:
-        return np.zeros(n, f"S{field.size}")
-    offsets = np.frombuffer(ends, np.int32, n + 1, array.offset * 4)
-    lengths = np.diff(offsets)
-    if int(lengths.max()) > field.size:
-        return None
-    data = np.frombuffer(values, np.uint8)[offsets[0] : offsets[-1]]
-    fixed = np.zeros((n, field.size), np.uint8)
-    if lengths.min() == lengths.max():
-        fixed[:, : lengths[0]] = data.reshape(n, -1) if len(data) else 0
-    else:
-        fixed[np.arange(field.size) < lengths[:, None]] = data
-    return fixed.view(f"S{field.size}").ravel()
-
-
 def _pandas_to_numpy(column: Any) -> Column:
     if getattr(column, "ndim", 1) == 1 and getattr(column.dtype, "tz", None) is not None:
         return column.to_numpy(dtype=f"M8[{column.dtype.unit}]")  # the instant is what counts, not the zone
     return np.asarray(column)
-
-
-def _arrow_to_numpy(column: Any) -> Column:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_timestamp(column.type):  # drop the zone: the instant is what counts
-        column = column.cast(pa.timestamp(column.type.unit))
-    if isinstance(column, pa.ChunkedArray):
-        return column.to_numpy()
-    return column.to_numpy(zero_copy_only=False)
 
 
 def convert(field: Field, column: Column) -> Column:
@@ -234,7 +180,7 @@ def _changed(column: Column, cast: Column) -> np.ndarray[Any, np.dtype[np.bool_]
 def _to_units(field: Field, column: Column) -> Column:
     """datetime64 of any unit -> int64 in the field's."""
     if np.isnat(column).any():
-        raise _nulls(field, int(np.isnat(column).sum()))
+        raise nulls(field, int(np.isnat(column).sum()))
     target = f"M8[{field.unit}]"
     with np.errstate(all="ignore"):
         try:
@@ -329,7 +275,7 @@ def _one_time(field: Field, value: Any) -> int:
     return count
 
 
-def _nulls(field: Field, count: int) -> SchemaError:
+def nulls(field: Field, count: int) -> SchemaError:
     return SchemaError(
         f"field {field.name!r} has {count} null{'s' if count > 1 else ''}, and rows have no nulls",
         code="null_value",
@@ -339,7 +285,7 @@ def _nulls(field: Field, count: int) -> SchemaError:
 
 def _bad_value(field: Field, value: Any) -> SchemaError:
     if value is None or type(value).__name__ in ("NaTType", "NAType"):
-        return _nulls(field, 1)
+        return nulls(field, 1)
     return SchemaError(
         f"field {field.name!r} is {field.type} and cannot hold {str(value)[:80]!r} "
         f"of type {type(value).__name__}",

@@ -13,11 +13,10 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from flexstream import hello, stage_block
 from flexstream.errors import StageError
 from flexstream.stages import Stage, Stages
+from flexstream.state.pages import Bytes, page_memory
 from flexstream.wire import (
     HEADER_BYTES,
     MAX_HELLO_BYTES,
@@ -132,17 +131,16 @@ class _Connection:
         self._stages = stages
         self._about = about
         self._stage: Stage | None = None
-        self._buffer = np.empty(HEADER_BYTES, np.uint8)
+        self._pages = page_memory(HEADER_BYTES)  # a frame: its header, then its payload
 
     def run(self) -> None:
         """Until the peer closes. Raises WireError, StageError, OSError."""
         while True:
-            head = self._receive(HEADER_BYTES).tobytes()
-            header = Header.unpack(head)
+            header = Header.unpack(self._receive(0, HEADER_BYTES).tobytes())
             if header.group != STAGE_GROUP:
                 raise WireError(ErrorCode.WRONG_GROUP, f"group {header.group} on a staging connection")
             if header.type is FrameType.DATA:
-                self._data(header, head)
+                self._data(header)
             elif header.type is FrameType.STAGE:
                 self._begin(header)
             elif header.type is FrameType.EOS:
@@ -150,17 +148,20 @@ class _Connection:
             else:
                 raise WireError(ErrorCode.BAD_TYPE, f"{header.type.name} on a staging connection")
 
-    def _receive(self, n: int) -> stage_block.Bytes:
-        """`n` bytes, valid until the next call. ConnectionResetError at the end."""
-        if len(self._buffer) < n:
-            self._buffer = np.empty(n, np.uint8)
-        view, at = self._buffer.data[:n], 0
+    def _receive(self, start: int, n: int) -> Bytes:
+        """`n` bytes into the frame's memory, valid until the next call. ConnectionResetError at the end."""
+        if len(self._pages) < start + n:
+            larger = page_memory(start + n)
+            larger[:start] = self._pages[:start]
+            self._pages = larger
+        found = self._pages[start : start + n]
+        view, at = found.data, 0
         while at < n:
             got = self._sock.recv_into(view[at:], n - at, socket.MSG_WAITALL)
             if got == 0:
                 raise ConnectionResetError("closed by the peer")
             at += got
-        return self._buffer[:n]
+        return found
 
     def _begin(self, header: Header) -> None:
         if self._stage is not None:
@@ -168,7 +169,7 @@ class _Connection:
         if header.payload_bytes > MAX_HELLO_BYTES:
             raise WireError(ErrorCode.BAD_LENGTH, f"STAGE has {header.payload_bytes} bytes")
         try:
-            said = json.loads(self._receive(header.payload_bytes).tobytes())
+            said = json.loads(self._receive(HEADER_BYTES, header.payload_bytes).tobytes())
         except (ValueError, RecursionError) as error:
             raise StageError(f"the payload of STAGE is not JSON: {error}", code="bad_stage") from None
         stage_id = said.get("stage") if isinstance(said, dict) else None
@@ -180,18 +181,19 @@ class _Connection:
             raise WireError(ErrorCode.BAD_TYPE, "no stage is open: STAGE comes first")
         return self._stage
 
-    def _data(self, header: Header, head: bytes) -> None:
+    def _data(self, header: Header) -> None:
         stage = self._open_stage()
         stage_block.check_header(header)
         if header.sequence != stage.rows:
             raise WireError(ErrorCode.SEQUENCE_GAP, f"row {header.sequence} came, {stage.rows} was wanted")
         self._stages.wait_for_room(stage, header.payload_bytes)
-        payload = self._receive(header.payload_bytes)
+        payload = self._receive(HEADER_BYTES, header.payload_bytes)
         if not stage_block.check_crc(header, payload):
             raise WireError(ErrorCode.BAD_CRC, "the CRC32C of a block is wrong")
         block = stage_block.decode(header, payload, self._stream.schema.row_bytes, self._groups)
         stage_block.check_groups(block, self._stream, self._groups)
-        self._stages.append(stage, block, stage_block.time_span(block, self._stream), head, payload)
+        span = stage_block.time_span(block, self._stream)
+        self._stages.append(stage, block, span, self._pages, HEADER_BYTES + header.payload_bytes)
 
     def _finish(self, header: Header) -> None:
         stage = self._open_stage()
@@ -217,5 +219,5 @@ class _Connection:
             self._sock.sendall(json_frame(FrameType.ERROR, STAGE_GROUP, document, value=int(code)))
             self._sock.shutdown(socket.SHUT_WR)
             left = 4 * MAX_STAGE_FRAME_BYTES
-            while left > 0 and (got := self._sock.recv_into(self._buffer.data)):
+            while left > 0 and (got := self._sock.recv_into(self._pages.data)):
                 left -= got

@@ -20,6 +20,7 @@ from typing import Any
 from flexstream.errors import StageError
 from flexstream.stage_block import Block
 from flexstream.state.commits import NAME as JOURNAL_NAME
+from flexstream.state.pages import Bytes
 from flexstream.state.segments import sync_directory
 from flexstream.state.stage import SUFFIX, StageFile, io_error
 
@@ -67,6 +68,7 @@ class Stages:
         self._dropped: Counter[str] = Counter()  # rows by stream
         self._stopped = False
         self.expired = 0
+        self.held_back = 0  # producers that wait for room
         if directory is not None:
             try:
                 directory.mkdir(parents=True, exist_ok=True, mode=0o750)
@@ -128,18 +130,31 @@ class Stages:
         """Back-pressure: returns when `n` bytes more fit. StageError `stage_full` when that takes too long."""
         deadline = time.monotonic() + wait_s
         with self._room:
-            while self._unapplied_bytes() + n > self.limit_bytes:
+            if self._fits(n):
                 self._check_open(stage)
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise StageError(
-                        f"staged rows take {self._unapplied_bytes()} of stage_limit_bytes = {self.limit_bytes}, "
-                        f"and no batch was committed for {wait_s:g} s",
-                        code="stage_full",
-                        hint="make the batches smaller (maxFilesPerTrigger, maxOffsetsPerTrigger), or raise the limit",
-                    )
-                self._room.wait(min(left, 0.5))
+                return
+            self.held_back += 1
+            try:
+                self._wait_until_it_fits(stage, n, deadline, wait_s)
+            finally:
+                self.held_back -= 1
+
+    def _fits(self, n: int) -> bool:
+        return self._unapplied_bytes() + n <= self.limit_bytes
+
+    def _wait_until_it_fits(self, stage: Stage, n: int, deadline: float, wait_s: float) -> None:
+        while not self._fits(n):
             self._check_open(stage)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise StageError(
+                    f"staged rows take {self._unapplied_bytes()} of stage_limit_bytes = {self.limit_bytes}, "
+                    f"and no batch was committed for {wait_s:g} s",
+                    code="stage_full",
+                    hint="make the batches smaller (maxFilesPerTrigger, maxOffsetsPerTrigger), or raise the limit",
+                )
+            self._room.wait(min(left, 0.5))
+        self._check_open(stage)
 
     def _check_open(self, stage: Stage) -> None:
         if self._stopped:
@@ -149,14 +164,16 @@ class Stages:
     def _unapplied_bytes(self) -> int:
         return sum(stage.bytes for stage in self._stages.values() if stage.waiting or stage.state == "open")
 
-    def append(self, stage: Stage, block: Block, span: tuple[int, int] | None, *frame: Any) -> None:
-        """Add one block, given as its frame. On a StageError the stage is as it was, or fenced."""
+    def append(self, stage: Stage, block: Block, span: tuple[int, int] | None, frame: Bytes, size: int) -> None:
+        """Add one block, given as its frame: `size` bytes in memory of whole pages. On a StageError the stage is as
+        it was, or fenced.
+        """
         with self._lock:
             self._check_open(stage)
             in_memory = sum(known.file.in_memory_bytes for known in self._stages.values())
         if self.directory is None and stage.file.in_memory_bytes and in_memory + len(block.rows) > MEMORY_BYTES:
             stage.file.spill()
-        stage.file.append(*frame)
+        stage.file.append_pages(frame, size)
         rows = sum(block.counts)
         with self._lock:
             if stage.id in self._fenced:  # dropped while the disk was busy

@@ -27,6 +27,7 @@ from flexstream.stage_port import StagePort
 from flexstream.stages import DEFAULT_LIMIT_BYTES, Stage, Stages
 from flexstream.state.commits import CommitJournal, Record
 from flexstream.state.known import KnownLate, KnownResults
+from flexstream.state.pages import Bytes, SparePages
 from flexstream.wire import WireError
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Staging:
         self._lives = 0
         self._registering = threading.Lock()
         self._sessions: dict[tuple[str, str], Session] = {}
-        self._handing: deque[tuple[Stage, int, dict[Any, int]]] = deque()  # what workers have not worked off
+        self._handing: deque[tuple[Stage, int, Bytes, dict[Any, int]]] = deque()  # what workers have not worked off
+        self._spare = SparePages()  # for their rows
         self._todo: queue.Queue[tuple[Record, threading.Event] | None] = queue.Queue()  # None: the end
         self._applied: set[int] = set()  # numbers of kept batches that were applied by this process
         self._settled: set[int] = set()  # and whose windows have all fired
@@ -231,20 +233,21 @@ class Staging:
 
     def _apply_stage(self, running: RunningStream, slot: int, stage: Stage) -> None:
         row_bytes = running.stream.schema.row_bytes
-        for header, payload in stage.file.blocks():
+        for header, payload in stage.file.blocks(self._spare.take):
             try:
                 parts = decode(header, payload, row_bytes, self._engine.groups).parts(row_bytes)
             except WireError as error:
                 raise StageError(f"stage {stage.id} does not fit the engine: {error}", code="stage_damaged") from error
             tickets = self._feeder.feed_parts(running, slot, parts)
-            self._handing.append((stage, header.value, tickets))
+            self._handing.append((stage, header.value, payload, tickets))
             self._note_handed()
 
     def _note_handed(self) -> None:
         """Rows are staged until their worker has worked them off."""
-        while self._handing and all(worker.fed >= ticket for worker, ticket in self._handing[0][2].items()):
-            stage, rows, _ = self._handing.popleft()
+        while self._handing and all(worker.fed >= ticket for worker, ticket in self._handing[0][3].items()):
+            stage, rows, payload, _ = self._handing.popleft()
             self.stages.applied(stage, rows)
+            self._spare.give(payload)
 
     def _raise_watermark(self, running: RunningStream, session: Session, until: int | None) -> None:
         if until is not None:
@@ -426,6 +429,7 @@ class Staging:
             "bytes": sum(stage["bytes"] for stage in listed),
             "kept_batches": len(self.journal.kept),
             "expired": self.stages.expired,
+            "held_back": self.stages.held_back,
             "connections": self.port.connections,
             "failed": dict(self.failed),
         }

@@ -3,7 +3,8 @@
 A stage file is a sequence of wire frames (docs/protocol.md), each with a CRC: STAGE with what it belongs to, DATA for
 each block of rows, EOS with the counts. It is finished when the EOS is whole; anything else that a crash left behind
 is told by a CRC or a missing end. Frames are appended by positioned writes after the last whole one: a failed write
-leaves the stage as it was.
+leaves the stage as it was. In a file each frame begins at a page (4096 bytes; zeros fill the rest of the last one), and
+is written and read past the page cache.
 
 Assumes: one writer; the directory belongs to one process (the daemon's lock sees to that).
 """
@@ -11,24 +12,32 @@ Assumes: one writer; the directory belongs to one process (the daemon's lock see
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flexstream.errors import StageError
-from flexstream.stage_block import Bytes, check_crc
+from flexstream.stage_block import check_crc
+from flexstream.state.pages import (
+    PAGE_BYTES,
+    Bytes,
+    SparePages,
+    in_pages,
+    open_direct,
+    page_memory,
+    read_pages,
+    whole_pages,
+    write_pages,
+)
 from flexstream.wire import HEADER_BYTES, STAGE_GROUP, FrameType, Header, WireError, frame
 
 SUFFIX = ".stage"
-WRITE_BEHIND_BYTES = 8 << 20  # so much is on its way to the disk before finish() waits for it
-_SYNC_FILE_RANGE_WRITE = 2
 
 
 class StageFile:
@@ -36,10 +45,9 @@ class StageFile:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.size_bytes = 0
+        self.size_bytes = 0  # in a file: with what fills the pages
         self._fd = -1
         self._kept: list[bytes] = []  # in memory: whole frames
-        self._begun = 0  # bytes whose writing to the disk was begun
 
     @classmethod
     def create(cls, path: Path | None, about: dict[str, Any]) -> StageFile:
@@ -47,7 +55,7 @@ class StageFile:
         stage = cls(path)
         try:
             if path is not None:
-                stage._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+                stage._fd = open_direct(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             stage.append(_json_frame(FrameType.STAGE, about))
         except OSError as error:
             stage.discard()
@@ -59,20 +67,23 @@ class StageFile:
 
     def append(self, *pieces: Any) -> None:
         """Add one frame, given in pieces. StageError leaves the stage as it was."""
+        self.append_pages(*in_pages(*pieces))
+
+    def append_pages(self, memory: Bytes, size: int) -> None:
+        """Add one frame: the first `size` bytes of `memory`, which is of whole pages. Errors as above."""
         if self._in_memory:
-            data = b"".join(pieces)
-            self._kept.append(data)
-            self.size_bytes += len(data)
+            self._kept.append(memory[:size].tobytes())
+            self.size_bytes += size
             return
+        used = whole_pages(size)
+        memory[size:used] = 0
         try:
-            self.size_bytes = _write_all(self._fd, [memoryview(piece).cast("B") for piece in pieces], self.size_bytes)
+            write_pages(self._fd, memory[:used], self.size_bytes)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.size_bytes)
             raise io_error("write", self.path, error) from error
-        if self.size_bytes - self._begun >= WRITE_BEHIND_BYTES:
-            _begin_writing(self._fd, self._begun, self.size_bytes - self._begun)
-            self._begun = self.size_bytes
+        self.size_bytes += used
 
     @property
     def _in_memory(self) -> bool:
@@ -86,13 +97,18 @@ class StageFile:
         """Move what is in memory to a nameless file; it goes with this object."""
         with tempfile.TemporaryFile(prefix="flexstream-stage-") as made:
             fd = os.dup(made.fileno())
+        end = 0
         try:
-            _write_all(fd, [memoryview(b"".join(self._kept))], 0)
+            for data in self._kept:
+                memory, _ = in_pages(data)
+                write_pages(fd, memory, end)
+                end += len(memory)
         except OSError as error:
             os.close(fd)
             raise io_error("spill", Path(tempfile.gettempdir()), error) from error
         self._fd = fd
         self._kept = []
+        self.size_bytes = end
 
     def finish(self, receipt: dict[str, Any]) -> None:
         """Write the end. With a path the stage survives a power cut when this returns."""
@@ -117,13 +133,13 @@ class StageFile:
             for position, header in stage._headers(fd):
                 if header.type is FrameType.DATA:
                     continue
-                payload = stage._read(fd, position + HEADER_BYTES, header.payload_bytes)
+                payload = stage._payload(fd, position, header, page_memory)
                 if not check_crc(header, payload):
                     break
                 document = json.loads(payload.tobytes())
                 if header.type is FrameType.STAGE:
                     about = document
-                elif position + HEADER_BYTES + header.payload_bytes == stage.size_bytes:
+                elif position + _pages_of(header) == stage.size_bytes:
                     receipt = document if header.type is FrameType.EOS else None
         except (WireError, ValueError, StageError):
             receipt = None
@@ -133,32 +149,37 @@ class StageFile:
 
     def _open_to_read(self) -> int:
         try:
-            return os.dup(self._fd) if self.path is None else os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.dup(self._fd) if self.path is None else open_direct(self.path, os.O_RDONLY)
         except OSError as error:
             raise io_error("read", self.path, error) from error
 
     def _headers(self, fd: int) -> Iterator[tuple[int, Header]]:
-        at = 0
+        at, page = 0, page_memory(PAGE_BYTES)
         while at < self.size_bytes:
-            header = Header.unpack(self._read(fd, at, HEADER_BYTES).tobytes())
+            self._read(fd, page, at, HEADER_BYTES)
+            header = Header.unpack(page[:HEADER_BYTES].tobytes())
             yield at, header
-            at += HEADER_BYTES + header.payload_bytes
+            at += _pages_of(header)
 
-    def _read(self, fd: int, position: int, length: int) -> Bytes:
-        data = np.empty(length, np.uint8)
-        view, at = data.data, 0
-        while at < length:
-            try:
-                n = os.preadv(fd, [view[at:]], position + at)
-            except OSError as error:
-                raise io_error("read", self.path, error) from error
-            if n == 0:
-                raise self._damaged(position)
-            at += n
-        return data
+    def _payload(self, fd: int, position: int, header: Header, memory: Callable[[int], Bytes]) -> Bytes:
+        size = HEADER_BYTES + header.payload_bytes
+        into = memory(size)
+        self._read(fd, into[: whole_pages(size)], position, size)
+        return into[HEADER_BYTES:size]
 
-    def blocks(self) -> Iterator[tuple[Header, Bytes]]:
-        """The DATA frames in order, each checked. StageError (`stage_damaged`) when one is not what was written."""
+    def _read(self, fd: int, memory: Bytes, position: int, wanted: int) -> None:
+        try:
+            n = read_pages(fd, memory, position, wanted)
+        except OSError as error:
+            raise io_error("read", self.path, error) from error
+        if n < wanted:
+            raise self._damaged(position)
+
+    def blocks(self, memory: Callable[[int], Bytes] = page_memory) -> Iterator[tuple[Header, Bytes]]:
+        """The DATA frames in order, each checked. StageError (`stage_damaged`) when one is not what was written.
+
+        `memory` gives whole pages for so many bytes; what is yielded lies in them.
+        """
         if self._in_memory:
             for data in self._kept:
                 header = Header.unpack(data)
@@ -169,7 +190,7 @@ class StageFile:
         try:
             for position, header in self._headers(fd):
                 if header.type is FrameType.DATA:
-                    payload = self._read(fd, position + HEADER_BYTES, header.payload_bytes)
+                    payload = self._payload(fd, position, header, memory)
                     if not check_crc(header, payload):
                         raise self._damaged(position)
                     yield header, payload
@@ -179,8 +200,9 @@ class StageFile:
             os.close(fd)
 
     def verify(self) -> None:
-        for _ in self.blocks():
-            pass
+        spare = SparePages()
+        for _, payload in self.blocks(spare.take):
+            spare.give(payload)
 
     def _damaged(self, position: int) -> StageError:
         return StageError(
@@ -209,25 +231,8 @@ def _json_frame(kind: FrameType, document: dict[str, Any]) -> bytes:
     return frame(kind, STAGE_GROUP, payload=json.dumps(document, separators=(",", ":")).encode(), crc=True)
 
 
-def _write_all(fd: int, pieces: list[memoryview], position: int) -> int:
-    """Write the pieces one after the other from `position` on; returns the position after them."""
-    while pieces:
-        written = os.pwritev(fd, pieces, position)
-        position += written
-        while pieces and written >= len(pieces[0]):
-            written -= len(pieces[0])
-            pieces = pieces[1:]
-        if written:
-            pieces = [pieces[0][written:], *pieces[1:]]
-    return position
-
-
-def _begin_writing(fd: int, start: int, length: int) -> None:
-    """Ask the kernel to begin; a hint, so that finish() has little left to wait for."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).sync_file_range(
-            fd, ctypes.c_int64(start), ctypes.c_int64(length), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE)
-        )
+def _pages_of(header: Header) -> int:
+    return whole_pages(HEADER_BYTES + header.payload_bytes)
 
 
 def io_error(action: str, path: Path | None, error: OSError) -> StageError:

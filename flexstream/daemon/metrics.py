@@ -207,6 +207,7 @@ def _stages(page: Page, stages: Mapping[str, Any]) -> None:
     for key, name, help_text in (
         ("bytes", "stage_bytes", "Bytes of rows in stages, those that are kept included"),
         ("limit_bytes", "stage_limit_bytes", "Bound on rows that wait for a commit"),
+        ("held_back", "stage_held_back", "Producers that wait because the bound is reached"),
         ("kept_batches", "stage_kept_batches", "Committed batches whose windows are not all in the result log"),
         ("connections", "stage_connections", "Open staging connections"),
         ("failed", "stage_failed", "1 when a committed batch could not be applied"),

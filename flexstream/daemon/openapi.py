@@ -7,7 +7,7 @@ from typing import Any
 
 import flexstream
 from flexstream.daemon.metrics import CONTENT_TYPE
-from flexstream.daemon.params import MAX_OFFSET
+from flexstream.daemon.params import MAX_OFFSET, MAX_PARTS
 
 Json = dict[str, Any]
 
@@ -29,6 +29,19 @@ LIMIT: Json = {
     "in": "query",
     "description": "At most so many rows.",
     "schema": {"type": "integer", "minimum": 1, "maximum": MAX_OFFSET},
+}
+PARTS: Json = {
+    "name": "parts",
+    "in": "query",
+    "description": "Divide the results by group into so many parts, of which `part` is sent. "
+    "Offset and limit count the rows of all parts.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PARTS, "default": 1},
+}
+PART: Json = {
+    "name": "part",
+    "in": "query",
+    "description": "The rows whose group mod `parts` is this.",
+    "schema": {"type": "integer", "minimum": 0, "maximum": MAX_PARTS - 1, "default": 0},
 }
 FORMAT: Json = {
     "name": "format",
@@ -164,7 +177,7 @@ def _paths() -> Json:
                 "readResults",
                 "Result rows by offset, as an Arrow IPC stream or JSON lines",
                 {"200": _rows("The rows"), "404": ERROR, "410": ERROR, "503": ERROR},
-                parameters=[NAME, OFFSET, LIMIT, FORMAT, FOLLOW],
+                parameters=[NAME, OFFSET, LIMIT, FORMAT, FOLLOW, PARTS, PART],
             )
         },
         "/v1/queries/{name}/late": {
@@ -380,6 +393,7 @@ def _schemas() -> Json:
             "properties": {
                 "stages": {"type": "array", "items": {"type": "object"}},
                 "limit_bytes": whole,
+                "held_back": {**whole, "description": "producers that wait because limit_bytes is reached"},
                 "kept_batches": {**whole, "description": "applied, and their windows not all in the result log"},
                 "failed": {"type": "object", "description": "batches that could not be applied, and why"},
             },

@@ -10,6 +10,7 @@ from aiohttp import web
 from flexstream.daemon.problems import ApiError
 
 MAX_OFFSET = 2**63 - 1
+MAX_PARTS = 65_536  # as many as there can be groups
 
 
 class Params:

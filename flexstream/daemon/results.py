@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
 from aiohttp import web
 
 from flexstream.daemon.params import MAX_OFFSET
 from flexstream.daemon.problems import ApiError
 from flexstream.errors import FlexStreamError
 from flexstream.sinks import json_lines
+from flexstream.state.known import column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,8 +113,12 @@ async def stream_log(
     limit: int | None,
     form: str,
     follow: bool,
+    part: tuple[int, int] = (0, 1),
 ) -> web.StreamResponse:
-    """Send rows from `offset` on (None: the oldest there is); with `follow` wait for more."""
+    """Send rows from `offset` on (None: the oldest there is); with `follow` wait for more.
+
+    `part` (i, n): of these rows, the ones whose group mod n is i. Offset and limit count all rows.
+    """
     if offset is None:
         offset = results.first_offset
     elif offset < results.first_offset:
@@ -125,13 +131,14 @@ async def stream_log(
         reply = Reply(request, form, results.schema, headers)
         await reply.begin()
         async with reply.whole_or_cut():
-            await _send_rows(reply, results, readers, offset, limit, follow)
+            await _send_rows(reply, results, readers, offset, limit, follow, part)
         return reply.response
 
 
 async def _send_rows(
-    reply: Reply, results: ResultLog, readers: Readers, offset: int, limit: int | None, follow: bool
-) -> None:
+    reply: Reply, results: ResultLog, readers: Readers, offset: int, limit: int | None, follow: bool,
+    part: tuple[int, int],
+) -> None:  # fmt: skip
     left = limit if limit is not None else MAX_OFFSET
     loop = asyncio.get_running_loop()
     grown = asyncio.Event()
@@ -140,7 +147,7 @@ async def _send_rows(
         while left > 0:
             grown.clear()
             for batch in await asyncio.to_thread(results.read, offset, min(left, BATCH_ROWS)):
-                await reply.send(batch)
+                await reply.send(batch if part[1] == 1 else await asyncio.to_thread(of_part, batch, *part))
                 offset += batch.num_rows
                 left -= batch.num_rows
             if offset < results.next_offset:
@@ -151,6 +158,14 @@ async def _send_rows(
                 await asyncio.wait_for(grown.wait(), _LOOK_S)
     finally:
         remove()
+
+
+def of_part(batch: pa.RecordBatch, part: int, parts: int) -> pa.RecordBatch:
+    """The rows of groups that belong to a part."""
+    import pyarrow as pa
+
+    groups = column(batch.column("group"), np.dtype("<i4"))
+    return batch.filter(pa.array(groups % parts == part))
 
 
 def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

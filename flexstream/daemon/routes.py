@@ -12,7 +12,7 @@ from aiohttp import web
 from flexstream.config import join_address
 from flexstream.daemon import metrics, openapi
 from flexstream.daemon.nic_details import nic_details
-from flexstream.daemon.params import Params
+from flexstream.daemon.params import MAX_PARTS, Params
 from flexstream.daemon.problems import ApiError
 from flexstream.daemon.rebalance_routes import RebalanceRoutes
 from flexstream.daemon.results import FORMATS, stream_log
@@ -170,14 +170,16 @@ class Routes:
         return web.json_response({"name": query.name, "cancelled": True})
 
     async def results(self, request: web.Request) -> web.StreamResponse:
-        return await self._log(request, self._engine.result_log)
+        return await self._log(request, self._engine.result_log, "parts", "part")
 
     async def late(self, request: web.Request) -> web.StreamResponse:
         return await self._log(request, self._engine.late_log)
 
-    async def _log(self, request: web.Request, log_of: Callable[[str], ResultLog]) -> web.StreamResponse:
-        params = Params(request, "offset", "limit", "format", "follow")
+    async def _log(self, request: web.Request, log_of: Callable[[str], ResultLog], *more: str) -> web.StreamResponse:
+        params = Params(request, "offset", "limit", "format", "follow", *more)
         query = self._query(request)
+        parts = params.whole("parts", 1, lowest=1, highest=MAX_PARTS) or 1
+        part = params.whole("part", 0, highest=parts - 1) or 0
         return await stream_log(
             request,
             await asyncio.to_thread(log_of, query.name),
@@ -186,6 +188,7 @@ class Routes:
             limit=params.whole("limit", None, lowest=1),
             form=params.choice("format", "arrow", FORMATS),
             follow=params.flag("follow"),
+            part=(part, parts),
         )
 
     # The machine, and how it does ---------------------------------------------------------------------------

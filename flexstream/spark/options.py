@@ -33,7 +33,8 @@ class Options:
     """What the user said.
 
     `endpoints`: control ports of the daemons, each "host:port". Sink: `stream`, `sink_id`, `job`, `end`,
-    `at_least_once`, `watermark`. Source: `query`, `max_rows`, `partition_rows`, `starting_offset`. Both: `token`,
+    `at_least_once`, `watermark`. Source: `query`, `max_rows`, `partition_rows`, `group_partitions`,
+    `starting_offset`. Both: `token`,
     `timeout_s`.
     """
 
@@ -48,6 +49,7 @@ class Options:
     watermark: str = "batch"
     max_rows: int | None = None
     partition_rows: int = 1_000_000
+    group_partitions: int = 1
     starting_offset: str = "earliest"
     timeout_s: float = 60.0
 
@@ -162,6 +164,7 @@ _READERS: dict[str, tuple[str, Any]] = {
     "watermark": ("watermark", _watermark),
     "max_rows": ("max_rows", _count),
     "partition_rows": ("partition_rows", _count),
+    "group_partitions": ("group_partitions", _count),
     "starting_offset": ("starting_offset", _start),
     "timeout_s": ("timeout_s", _seconds),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import uuid
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ NO_TIME = -(2**63)
 
 @dataclass
 class Sent:
-    """What one task call has sent: rows, the largest event time, and the stage's receipt of each daemon."""
+    """What one task call has sent: rows, their largest event time (when not staged), and each daemon's receipt."""
 
     rows: int = 0
     last_time: int = NO_TIME
@@ -64,6 +65,22 @@ class _Pool:
                 self.drop(key)
 
 
+_settled_pid = 0
+
+
+def settle_worker() -> None:
+    """Spark collects a worker's garbage after each task, which with our modules and its own in memory takes as long as
+    a small task. What was imported never is garbage: it is put where the collector does not look, once per process.
+    """
+    global _settled_pid
+    if _settled_pid != os.getpid():
+        _settled_pid = os.getpid()
+        import pyarrow.parquet  # noqa: F401  # what a task may import yet
+
+        gc.collect()
+        gc.freeze()
+
+
 _pool = _Pool()
 atexit.register(_pool.close)
 _promised: dict[tuple[Any, ...], tuple[str, int]] = {}  # at_least_once: the batch at hand, the time before it
@@ -86,7 +103,7 @@ def stage_rows(target: Target, batches: Iterable[Any], prefix: str = "") -> Sent
             names[endpoint] = f"{prefix}{uuid.uuid4()}"
             stages[endpoint] = _begin(target, endpoint, names[endpoint])
         for rows in _packed(stream, batches):
-            _count(sent, stream, rows)
+            sent.rows += len(rows)
             for producer, part in zip(stages.values(), split(stream, target.groups, len(stages), rows), strict=True):
                 producer.send_packed(part)
         for endpoint, producer in stages.items():
@@ -149,7 +166,8 @@ def stream_rows(target: Target, batches: Iterable[Any], batch: str, watermark: s
                 if known != batch and last_time != NO_TIME:
                     producer.watermark(last_time - stream.max_disorder)
         for rows in _packed(stream, batches):
-            _count(sent, stream, rows)
+            sent.rows += len(rows)
+            sent.last_time = max(sent.last_time, int(rows[stream.time].max(initial=NO_TIME)))
             for producer, part in zip(producers, split(stream, target.groups, len(producers), rows), strict=True):
                 producer.send_packed(part)
         for producer in producers:
@@ -193,9 +211,3 @@ def _without_decimals(batch: Any) -> Any:
             whole = pa.field(column.name, pa.uint64(), column.nullable)
             batch = batch.set_column(i, whole, batch.column(i).cast(pa.uint64()))
     return batch
-
-
-def _count(sent: Sent, stream: Stream, rows: Rows) -> None:
-    sent.rows += len(rows)
-    if len(rows):
-        sent.last_time = max(sent.last_time, int(rows[stream.time].max()))

@@ -15,10 +15,16 @@ CONFS = {
 
 
 def configure(spark: SparkSession) -> SparkSession:
-    """Set what the sink's speed depends on, and register the format. Returns the session."""
+    """Set what the sink's speed depends on, and register the format. Returns the session.
+
+    `df.write` finds a format only in the session that is active in the calling thread, and Spark makes it so in the
+    main thread alone: call this in each further thread that writes.
+    """
     from flexstream.spark.datasource import FlexStreamDataSource
 
     for name, value in CONFS.items():
         spark.conf.set(name, value)
     spark.dataSource.register(FlexStreamDataSource)
+    if hasattr(spark, "_jsparkSession"):  # not with Spark Connect, which has no threads of its own to tell
+        spark._jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
     return spark

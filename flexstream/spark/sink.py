@@ -55,6 +55,8 @@ class Writer:
     def send(self, batches: Iterator[Any], prefix: str = "") -> Staged:
         from flexstream.spark import sending
 
+        if TaskContext.get() is not None:
+            sending.settle_worker()
         query, batch = _whose()
         if self.options.at_least_once:
             sent = sending.stream_rows(self.target, batches, f"{query}/{batch}", self.options.watermark)

@@ -27,11 +27,12 @@ except ImportError:  # pragma: no cover - Spark 4.0 and 4.1
 
 
 class Part(InputPartition):
-    """Rows `begin` to `end` of one daemon's result log."""
+    """Of rows `begin` to `end` of one daemon's result log, those whose group mod `parts` is `part`."""
 
-    def __init__(self, endpoint: str, begin: int, end: int) -> None:
-        super().__init__((endpoint, begin, end))
+    def __init__(self, endpoint: str, begin: int, end: int, part: int = 0, parts: int = 1) -> None:
+        super().__init__((endpoint, begin, end, part, parts))
         self.endpoint, self.begin, self.end = endpoint, begin, end
+        self.part, self.parts = part, parts
 
 
 class _Results:
@@ -55,22 +56,27 @@ class _Results:
         return int(about["log"]["first_offset"]), int(about["log"]["next_offset"])
 
     def parts(self, begin: dict[str, int], end: dict[str, int]) -> list[Part]:
-        step = self.options.partition_rows
+        step, parts = self.options.partition_rows, self.options.group_partitions
         return [
-            Part(endpoint, at, min(at + step, end[endpoint]))
+            Part(endpoint, at, min(at + step, end[endpoint]), part, parts)
             for endpoint in self.options.endpoints
             for at in range(begin[endpoint], end[endpoint], step)
+            for part in range(parts)
         ]
 
     def read(self, part: Part) -> Iterator[Any]:
-        at = part.begin
-        for batch in self._client(part.endpoint).batches(self.query, offset=at, limit=part.end - at):
-            at += batch.num_rows
+        there = self._bounds(part.endpoint)[1]
+        seen, client = 0, self._client(part.endpoint)
+        wanted: dict[str, Any] = {"offset": part.begin, "limit": part.end - part.begin}
+        if part.parts > 1:
+            wanted |= {"parts": part.parts, "part": part.part}
+        for batch in client.batches(self.query, **wanted):
+            seen += batch.num_rows
             if batch.num_rows:
                 yield types.arrow_for_spark(batch, self.schema)
-        if at != part.end:
+        if there < part.end or (part.parts == 1 and part.begin + seen != part.end):
             raise ResultLogError(
-                f"query {self.query!r} at {part.endpoint}: rows {at} to {part.end} are not there",
+                f"query {self.query!r} at {part.endpoint}: rows {part.begin} to {part.end} are not all there",
                 code="results_missing",
                 hint="was the daemon's data_dir replaced? Then the Spark query needs a new checkpoint",
             )

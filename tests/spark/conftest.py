@@ -71,3 +71,11 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """A daemon with the stream and the query of the rig."""
     with serving(tmp_path / "daemon") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One for all tests of what is refused: no row is ever applied there."""
+    with serving(tmp_path_factory.mktemp("refusing")) as running:
+        yield running
+        assert running.ledger()["applied"] == 0

@@ -92,7 +92,7 @@ def test_groups_are_divided_over_two_daemons(spark: Any, tmp_path: Path) -> None
     ids=["missing-column", "wrong-type", "unknown-kind"],
 )
 def test_files_that_do_not_fit_are_told_before_any_task(
-    spark: Any, daemon: Daemon, tmp_path: Path, change: Any, words: str
+    spark: Any, refusing: Daemon, tmp_path: Path, change: Any, words: str
 ) -> None:
     path = tmp_path / ("a.parquet" if change else "a.txt")
     if change:
@@ -100,15 +100,15 @@ def test_files_that_do_not_fit_are_told_before_any_task(
     else:
         path.touch()
     with pytest.raises(fs.FlexStreamError, match=words):
-        fspark.ship(spark, path, daemon.endpoint, STREAM.name)
+        fspark.ship(spark, path, refusing.endpoint, STREAM.name)
 
 
-def test_no_files_and_broken_files_are_named(spark: Any, daemon: Daemon, tmp_path: Path) -> None:
+def test_no_files_and_broken_files_are_named(spark: Any, refusing: Daemon, tmp_path: Path) -> None:
     with pytest.raises(fs.ConfigError, match=re.escape(f"no files to ship at {tmp_path}/none")):
-        fspark.ship(spark, tmp_path / "none", daemon.endpoint, STREAM.name)
+        fspark.ship(spark, tmp_path / "none", refusing.endpoint, STREAM.name)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(fs.ConfigError, match=re.escape("broken.parquet as parquet")):
-        fspark.ship(spark, tmp_path / "broken.parquet", daemon.endpoint, STREAM.name)
+        fspark.ship(spark, tmp_path / "broken.parquet", refusing.endpoint, STREAM.name)
 
 
 def test_a_null_in_one_file_leaves_all_of_them_out(spark: Any, daemon: Daemon, tmp_path: Path) -> None:

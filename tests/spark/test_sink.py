@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -232,16 +233,17 @@ def test_every_type_arrives_as_documented(spark: Any, tmp_path: Path) -> None:
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
 def test_a_wrong_column_is_told_before_any_task_starts(
-    spark: Any, daemon: Daemon, change: dict[str, str | None], words: list[str]
+    spark: Any, refusing: Daemon, change: dict[str, str | None], words: list[str]
 ) -> None:
     columns = {name: name for name in STREAM.schema.names} | change
     texts = [f"{text} AS {name}" for name, text in columns.items() if text is not None]
     df = frame(spark, make_rows(10), 1).selectExpr(*texts)
+    before = refusing.ledger()["received"]
     with pytest.raises(Exception, match=re.escape(words[0])) as caught:
-        writing(df, daemon).save()
+        writing(df, refusing).save()
     for word in words:
         assert word in str(caught.value)
-    assert daemon.ledger()["received"] == 0
+    assert refusing.ledger()["received"] == before
 
 
 @pytest.mark.parametrize(
@@ -254,24 +256,24 @@ def test_a_wrong_column_is_told_before_any_task_starts(
     ids=["null", "too-long", "too-fine"],
 )
 def test_a_value_that_does_not_fit_fails_the_job_and_nothing_arrives(
-    spark: Any, daemon: Daemon, change: dict[str, str], words: list[str]
+    spark: Any, refusing: Daemon, change: dict[str, str], words: list[str]
 ) -> None:
     columns = {name: name for name in STREAM.schema.names} | change
     df = frame(spark, make_rows(10), 1).selectExpr(*(f"{text} AS {name}" for name, text in columns.items()))
     with pytest.raises(Exception, match=re.escape(words[0])) as caught:
-        writing(df, daemon).save()
+        writing(df, refusing).save()
     for word in words:
         assert word in str(caught.value)
-    wait_until(lambda: daemon.ledger()["staged"] == 0, "no staged rows")
-    assert daemon.ledger()["applied"] == 0
+    wait_until(lambda: refusing.ledger()["staged"] == 0, "no staged rows")
+    assert refusing.ledger()["applied"] == 0
 
 
 # -- refusals
 
 
-def test_a_stream_that_is_not_there_is_named(spark: Any, daemon: Daemon) -> None:
+def test_a_stream_that_is_not_there_is_named(spark: Any, refusing: Daemon) -> None:
     with pytest.raises(Exception, match=r"(?s)no stream 'evnts'.*did you mean events"):
-        writing(frame(spark, make_rows(5), 1), daemon, "evnts").save()
+        writing(frame(spark, make_rows(5), 1), refusing, "evnts").save()
 
 
 def test_nobody_at_the_endpoint_is_told_on_the_driver(spark: Any, daemon: Daemon) -> None:
@@ -300,14 +302,33 @@ def test_a_wrong_token_is_refused_and_the_right_one_taken(spark: Any, tmp_path: 
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_options_are_checked(spark: Any, daemon: Daemon, options: dict[str, str], words: str) -> None:
+def test_options_are_checked(spark: Any, refusing: Daemon, options: dict[str, str], words: str) -> None:
     with pytest.raises(Exception, match=words):
-        writing(frame(spark, make_rows(5), 1), daemon, **options).save()
+        writing(frame(spark, make_rows(5), 1), refusing, **options).save()
 
 
-def test_a_stream_cannot_be_overwritten(spark: Any, daemon: Daemon) -> None:
+def test_a_stream_cannot_be_overwritten(spark: Any, refusing: Daemon) -> None:
     with pytest.raises(Exception, match="cannot be overwritten"):
-        writing(frame(spark, make_rows(5), 1), daemon).mode("overwrite").save()
+        writing(frame(spark, make_rows(5), 1), refusing).mode("overwrite").save()
+
+
+def test_another_thread_writes_after_configure(spark: Any, daemon: Daemon) -> None:
+    rows = make_rows(1_000)
+    df = frame(spark, rows, 1)
+    found: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            fspark.configure(spark)
+            writing(df, daemon, end=True).save()
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    assert found == []
+    assert_once(daemon, rows)
 
 
 def test_the_format_is_found_without_registration(spark: Any) -> None:

@@ -12,7 +12,7 @@ import flexstream as fs
 from flexstream import spark as fspark
 from flexstream.testing import run
 from tests.property.checks import as_rows, assert_same_results
-from tests.spark.rig import QUERY, STREAM, Daemon, make_rows, serving, wait_until
+from tests.spark.rig import GROUPS, QUERY, STREAM, Daemon, make_rows, serving, wait_until
 
 
 def produce(daemon: Daemon, rows: np.ndarray) -> None:
@@ -65,24 +65,47 @@ def test_results_come_back_as_a_frame_in_parts(spark: Any, daemon: Daemon) -> No
     assert df.where("n > 5").count() == sum(row["n"] > 5 for row in found)
 
 
+def test_results_are_divided_by_group_over_partitions(spark: Any, daemon: Daemon) -> None:
+    rows = make_rows(20_000)
+    count = filled(daemon, rows)
+    df = reading(spark.read, daemon, group_partitions=3, partition_rows=count // 2 + 1).load()
+    assert df.rdd.getNumPartitions() == 2 * 3
+    found = results_of(df.toArrow())
+    assert_same_results(QUERY, found, run(QUERY, rows).windows)
+    placed = df.selectExpr("spark_partition_id() % 3 AS part", "group % 3 AS wanted").distinct().collect()
+    assert {(row.part, row.wanted) for row in placed} == {(0, 0), (1, 1), (2, 2)}
+
+
+@pytest.mark.parametrize("parts", [GROUPS, 5 * GROUPS], ids=["one-group-each", "more-than-groups"])
+def test_partitions_without_rows_lose_nothing(spark: Any, daemon: Daemon, parts: int) -> None:
+    count = filled(daemon, make_rows(3_000, keys=5))
+    df = reading(spark.read, daemon, group_partitions=parts).load()
+    assert df.rdd.getNumPartitions() == parts
+    assert {identity(row) for row in results_of(df.toArrow())} == {identity(row) for row in daemon.results()}
+    assert df.count() == count
+
+
 def test_a_query_without_results_is_an_empty_frame(spark: Any, daemon: Daemon) -> None:
     assert reading(spark.read, daemon).load().count() == 0
 
 
-def test_a_stream_of_results_is_limited_and_goes_on_after_a_restart(spark: Any, daemon: Daemon, tmp_path: Path) -> None:
-    # Given: results, read as a stream with at most 100 rows in a micro-batch.
+@pytest.mark.parametrize("parts", [1, 4], ids=["whole", "by-group"])
+def test_a_stream_of_results_is_limited_and_goes_on_after_a_restart(
+    spark: Any, daemon: Daemon, tmp_path: Path, parts: int
+) -> None:
+    # Given: results, read as a stream with at most 250 rows in a micro-batch.
     first, second = make_rows(8_000), make_rows(8_000, start=20_000, seed=2)
     count = filled(daemon, first)
 
     def read() -> Any:
-        df = reading(spark.readStream, daemon, max_rows=100).load()
+        df = reading(spark.readStream, daemon, max_rows=250, group_partitions=parts).load()
         writer = df.writeStream.format("parquet").option("path", str(tmp_path / "out"))
         query = writer.option("checkpointLocation", str(tmp_path / "check")).trigger(availableNow=True).start()
         assert query.awaitTermination(400)
         return query
 
     progress = read().recentProgress
-    assert max(batch["numInputRows"] for batch in progress) <= 100
+    assert max(batch["numInputRows"] for batch in progress) <= 250
     # When: more results come, and the query is started again from its checkpoint.
     filled(daemon, second)
     read()

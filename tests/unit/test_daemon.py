@@ -171,6 +171,9 @@ def test_a_body_must_be_json_and_small() -> None:
         ("follow=maybe", "follow = 'maybe'"),
         ("ofset=1", "did you mean offset"),
         ("offset=1&offset=2", "given twice"),
+        ("parts=0", "parts = '0'"),
+        ("parts=3&part=3", "part = '3'"),
+        ("part=1", "part = '1'"),
     ],
 )
 def test_a_bad_parameter_is_named_with_its_value_and_the_fix(query: str, words: str) -> None:
@@ -199,6 +202,24 @@ def test_results_come_as_an_arrow_stream_from_an_offset_with_a_limit() -> None:
             assert pa.ipc.open_stream(await reply.read()).read_all().num_rows == 20_005
         async with session.get("/v1/queries/ysb/results?offset=99999") as reply:
             assert pa.ipc.open_stream(await reply.read()).read_all().num_rows == 0
+
+    run(scenario)
+
+
+def test_parts_divide_the_results_by_group_and_offsets_count_all_of_them() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        await post(session, "/v1/queries", views())
+        engine.emit("ysb", 20_000)
+        seen = []
+        for part in range(3):
+            async with session.get(f"/v1/queries/ysb/results?offset=10&limit=9000&parts=3&part={part}") as reply:
+                table = pa.ipc.open_stream(await reply.read()).read_all()
+            groups = table.column("group").to_pylist()
+            assert {group % 3 for group in groups} == {part}
+            seen += table.column("campaign_id").to_pylist()
+        assert sorted(seen) == list(range(10, 9_010))
+        async with session.get("/v1/queries/ysb/results?format=jsonl&limit=5&parts=4&part=2") as reply:
+            assert [json.loads(line)["group"] for line in (await reply.text()).splitlines()] == [2]
 
     run(scenario)
 

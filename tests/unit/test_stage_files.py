@@ -11,7 +11,7 @@ import pytest
 import flexstream as fs
 from flexstream import stage_block
 from flexstream.errors import StageError
-from flexstream.state import commits
+from flexstream.state import commits, pages
 from flexstream.state.commits import CommitJournal
 from flexstream.state.stage import StageFile
 from flexstream.wire import HEADER_BYTES, Header, WireError
@@ -136,6 +136,31 @@ def test_what_was_staged_is_read_back(tmp_path: Path, in_file: bool) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_frames_begin_at_pages_and_memory_that_does_not_is_written_too(tmp_path: Path) -> None:
+    stage = written(tmp_path / "a.stage", make_rows(3_000))
+    assert stage.size_bytes % pages.PAGE_BYTES == 0
+    assert (tmp_path / "a.stage").stat().st_size == stage.size_bytes
+    stage.discard()
+    fd = pages.open_direct(tmp_path / "b", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    data = np.arange(5_000, dtype=np.uint8)[1:]  # neither begins nor ends at a page: O_DIRECT refuses it
+    pages.write_pages(fd, data, 0)
+    found = pages.page_memory(len(data))
+    assert pages.read_pages(fd, found, 0, len(data)) == len(data)
+    assert (found[: len(data)] == data).all()
+    assert pages.read_pages(fd, found, 8_192, 1) == 0  # past the end
+    os.close(fd)
+
+
+def test_spare_pages_are_used_again_when_they_are_large_enough() -> None:
+    spare = pages.SparePages(most=2)
+    first = spare.take(10_000)
+    where = first.ctypes.data
+    spare.give(first[32:5_000])
+    assert len(spare.take(pages.whole_pages(10_000) + 1)) > len(first)
+    assert spare.take(12_000).ctypes.data == where
+    assert spare.take(1).ctypes.data != where
+
+
 def test_a_stage_in_memory_can_be_spilled_and_goes_on(tmp_path: Path) -> None:
     rows = make_rows(20_000)
     stage = written(None, rows[:10_000])
@@ -152,7 +177,8 @@ def test_a_file_is_finished_or_not_wherever_it_is_cut(tmp_path: Path) -> None:
     stage.finish({"rows": 300})
     stage.close()
     whole = (tmp_path / "a.stage").read_bytes()
-    for cut in {0, 1, 31, 32, 33, len(whole) // 2, *range(len(whole) - 60, len(whole))}:
+    last = len(whole) - pages.PAGE_BYTES  # where the EOS frame begins
+    for cut in {0, 1, 31, 32, 33, last // 2, *range(last, last + 120), *range(len(whole) - 9, len(whole))}:
         (tmp_path / "cut.stage").write_bytes(whole[:cut])
         assert StageFile.open(tmp_path / "cut.stage") is None, cut
     found = StageFile.open(tmp_path / "a.stage")

@@ -36,6 +36,8 @@ cdef struct Connection:
     uint64_t unacked_bytes
     uint64_t acked_row
     uint64_t rows                 # counter
+    uint64_t sampled_rows         # of these, when its worker was last asked for a sample
+    uint64_t recent               # rows of about the last RECENT_NS, at that time
     Connection *next
     Connection *previous
     uint64_t id
@@ -106,6 +108,7 @@ cdef struct Move:                 # made and freed by the mover; in between it b
 
 
 cdef struct LentStream:           # of the connections of one stream
+    uint8_t *wanted               # [max_sessions] lanes that are meant for the borrower
     uint8_t *lent                 # [max_sessions]
     int64_t *session_watermark
     uint64_t *next_row

@@ -74,6 +74,9 @@ cdef struct StreamState:
     uint64_t *counting            # [groups] room for a sample, which says:
     uint64_t *arrived             # [groups] rows that came by socket, read or not; read by Python
     uint64_t *waiting             # [groups] rows that were not worked off; read by Python
+    uint64_t *links               # [groups] connections; and of their recent rows,
+    uint64_t *recent              # [groups] the sum,
+    uint64_t *busiest             # [groups] and those of the busiest connection; read by Python
     Sketches *sketches            # the heaviest keys of each group; read by Python
 
 
@@ -161,3 +164,4 @@ cdef struct WorkerState:
     uint64_t barriers
     uint64_t sample_wanted        # Python raises it
     uint64_t sampled              # as of when `arrived` and `waiting` are
+    uint64_t sampled_ns

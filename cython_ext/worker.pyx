@@ -426,6 +426,10 @@ cdef class Worker:
         """It has done so since it was last wanted, or never will."""
         return fs_load_acquire(&self.state.sampled) == self.state.sample_wanted or self.ended
 
+    @property
+    def busy_ns(self):
+        return fs_load_relaxed(&self.state.busy_ns)
+
     def progress(self):
         """(rows, batches that they came in, connections) so far."""
         return (fs_load_relaxed(&self.state.rows),

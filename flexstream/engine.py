@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +27,13 @@ from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd
 from flexstream.engine_options import balances, check_data_dir, check_sizes, data_address, worker_cores
+from flexstream.engine_orders import Orders
 from flexstream.engine_status import engine_status, group_rows, open_windows
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
 from flexstream.loads import Loads
-from flexstream.moving import GroupMove, Mover
+from flexstream.moving import Mover
 from flexstream.nic_service import NicService
 from flexstream.optimise import optimise
 from flexstream.pings import Pings
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 DEFAULT_STATE_BYTES = 4 << 30
 
 
-class Engine:
+class Engine(Orders):
     """Runs queries over streams on native workers, one per core.
 
     workers: how many, or the list of cores to pin them to. groups: G, the number of key groups. data_dir: where
@@ -371,11 +372,6 @@ class Engine:
     def placement(self) -> list[int]:
         """The worker of each group."""
         return list(self._placement.owners())
-
-    def move(self, targets: Mapping[int, int], reason: str = "asked for") -> list[GroupMove]:
-        """Move groups to workers, {group: worker}, while rows arrive. Returns when they are settled there."""
-        self._check_open()
-        return self.mover.move(targets, reason)
 
     def _queries_of_streams(self) -> list[int]:
         return [sum(q.stream is s for q in self._by_number.values()) for s in self._by_index]

@@ -20,6 +20,8 @@ def engine_status(engine: Engine) -> dict[str, Any]:
     streams, queries = engine.running()
     acceptor = engine.acceptor
     workers = [worker.stats() for worker in engine.workers]
+    arrived = engine.nic.connections()
+    away = sum(split.away for split in engine.mover.splits())
     return {
         "uptime_s": round(time.monotonic() - engine.started_at, 3),
         "groups": engine.groups,
@@ -38,7 +40,9 @@ def engine_status(engine: Engine) -> dict[str, Any]:
             "open": sum(w["connections"] for w in workers),
             "accepted": acceptor.accepted if acceptor else 0,
             "pending_hello": acceptor.pending if acceptor else 0,
-            **engine.nic.connections(),
+            **arrived,
+            "misaligned": arrived["misaligned"] + away,
+            "split_away": away,
             "closed": dict(acceptor.closed) if acceptor else {},
         },
         "latency": engine.collector.latencies.summary(),

@@ -223,6 +223,7 @@ cdef void sweep_stream(WorkerState *worker, StreamState *stream, Move *move, Mov
             connection.next = move.connections
             move.connections = connection
             move.n_connections += 1
+        moved.life[slot] = stream.life[slot]
         moved.session_watermark[slot] = stream.session_watermark[at + slot]
         moved.next_row[slot] = stream.next_row[at + slot]
         moved.counted[slot] = stream.counted[at + slot]
@@ -308,6 +309,8 @@ cdef void adopt_stream(StreamState *stream, Move *move, MovedStream *moved) noex
     cdef uint32_t slot, q
     cdef Query *query
     for slot in range(moved.slots):
+        if stream.life[slot] > moved.life[slot]:
+            continue                        # another session has the slot by now: what is said is not about it
         note_session(stream, slot, move.group, moved.session_watermark[slot])
         stream.next_row[at + slot] = moved.next_row[slot]
         stream.counted[at + slot] = moved.counted[slot]

@@ -182,6 +182,7 @@ cdef class MoveHandle:
         self.move.n_streams = n
         for i in range(n):
             self.move.streams[i].session_watermark = <int64_t *> zeroed(max_sessions * 8)
+            self.move.streams[i].life = <uint64_t *> zeroed(max_sessions * 8)
             self.move.streams[i].next_row = <uint64_t *> zeroed(max_sessions * 8)
             self.move.streams[i].counted = <uint8_t *> zeroed(max_sessions)
             self.move.streams[i].queries = <MovedQuery *> zeroed(queries_of_streams[i] * sizeof(MovedQuery))
@@ -191,6 +192,7 @@ cdef class MoveHandle:
         if self.move != NULL:
             for i in range(self.move.n_streams):
                 free(self.move.streams[i].session_watermark)
+                free(self.move.streams[i].life)
                 free(self.move.streams[i].next_row)
                 free(self.move.streams[i].counted)
                 free(self.move.streams[i].queries)
@@ -234,6 +236,7 @@ cdef class LoanHandle:
         for i in range(n):
             self.loan.streams[i].wanted = <uint8_t *> zeroed(max_sessions)
             self.loan.streams[i].lent = <uint8_t *> zeroed(max_sessions)
+            self.loan.streams[i].life = <uint64_t *> zeroed(max_sessions * 8)
             self.loan.streams[i].session_watermark = <int64_t *> zeroed(max_sessions * 8)
             self.loan.streams[i].next_row = <uint64_t *> zeroed(max_sessions * 8)
             self.loan.streams[i].queries = <MovedQuery *> zeroed(queries_of_streams[i] * sizeof(MovedQuery))
@@ -247,6 +250,7 @@ cdef class LoanHandle:
             for i in range(self.loan.n_streams):
                 free(self.loan.streams[i].wanted)
                 free(self.loan.streams[i].lent)
+                free(self.loan.streams[i].life)
                 free(self.loan.streams[i].session_watermark)
                 free(self.loan.streams[i].next_row)
                 free(self.loan.streams[i].queries)

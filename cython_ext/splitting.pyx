@@ -72,6 +72,7 @@ cdef void lend_stream(WorkerState *worker, StreamState *stream, Loan *loan, Lent
             connection.next = loan.connections
             loan.connections = connection
             loan.n_connections += 1
+            lent.life[slot] = stream.life[slot]
             lent.session_watermark[slot] = stream.session_watermark[at + slot]
             lent.next_row[slot] = stream.next_row[at + slot]
             stream.lent[at + slot] = 1 + loan.borrower
@@ -103,7 +104,7 @@ cdef void borrow_stream(StreamState *stream, Loan *loan, LentStream *lent) noexc
     cdef uint32_t slot, q
     cdef Query *query
     for slot in range(stream.max_sessions):
-        if lent.lent[slot]:
+        if lent.lent[slot] and stream.life[slot] <= lent.life[slot]:    # or another session has the slot by now
             stream.borrowed[at + slot] = 1
             stream.borrows[loan.group] += 1
             stream.next_row[at + slot] = lent.next_row[slot]
@@ -167,6 +168,7 @@ cdef Share *new_share(WorkerState *worker, StreamState *stream, uint32_t group) 
     share = <Share *> memory
     share.bytes = bytes_
     share.state_bytes = arena_size(bytes_)
+    share.borrower = worker.index
     share.stream = stream.index
     share.group = group
     share.n_queries = 0
@@ -315,8 +317,9 @@ cdef bint absorb_share(WorkerState *worker, Share *share) noexcept nogil:
             if not panes_absorb(query, &worker.context, panes, shared.panes, shared.n, shared.capacity, False):
                 return False
         share.taken += 1
-    for i in range(share.n_slots):
-        note_session(stream, share.slots[i], share.group, share.watermarks[i])
+    for i in range(share.n_slots):          # not of a slot that another session has by now: that was not lent
+        if stream.lent[<size_t> share.group * stream.max_sessions + share.slots[i]] == 1 + share.borrower:
+            note_session(stream, share.slots[i], share.group, share.watermarks[i])
     fs_count(&worker.arena.in_use, share.state_bytes)
     begin_advance(worker, stream, share.group, share.group + 1)
     arena_release(&worker.arena, share, share.bytes)

@@ -61,6 +61,7 @@ cdef struct StreamState:
     int64_t *shared_until         # [groups] the watermark that the owner was told last
     uint8_t *counted              # [groups * max_sessions] the session's end in the group is counted
     uint8_t *session_state        # [max_sessions]
+    uint64_t *life                # [max_sessions] which of all sessions that had the slot this is
     uint64_t *seen_ns             # [max_sessions] when the session was last heard of; read by Python
     Query *queries[MAX_QUERIES]
     uint64_t received

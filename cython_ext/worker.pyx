@@ -224,8 +224,9 @@ cdef class Worker:
     def drop_query(self, int stream, QueryState query):
         self.post_behind(order(DROP_QUERY, stream, 0, 0, query.query))
 
-    def register_session(self, int stream, int slot):
-        self.post(order(REGISTER_SESSION, stream, slot, 0, NULL))
+    def register_session(self, int stream, int slot, int64_t life=1):
+        """`life` tells the sessions apart that have the slot one after the other."""
+        self.post(order(REGISTER_SESSION, stream, slot, life, NULL))
 
     def free_session(self, int stream, int slot):
         self.post(order(SESSION_FREE, stream, slot, 0, NULL))

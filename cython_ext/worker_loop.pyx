@@ -80,7 +80,7 @@ cdef inline void forget_loan(StreamState *stream, uint32_t group, size_t at) noe
         stream.borrows[group] -= 1
 
 
-cdef void register_session(StreamState *stream, uint32_t slot, uint64_t now) noexcept nogil:
+cdef void register_session(StreamState *stream, uint32_t slot, uint64_t life, uint64_t now) noexcept nogil:
     cdef uint32_t g
     cdef size_t at
     for g in range(stream.groups):
@@ -91,6 +91,7 @@ cdef void register_session(StreamState *stream, uint32_t slot, uint64_t now) noe
         stream.counted[at] = 0
         forget_loan(stream, g, at)
     stream.session_state[slot] = SESSION_LIVE
+    stream.life[slot] = life
     fs_store_relaxed(&stream.seen_ns[slot], now)
     if slot >= stream.slots_high:
         stream.slots_high = slot + 1
@@ -155,7 +156,7 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
         hear(worker, stream, order.slot, now)
         take_socket(worker, <Connection *> order.ptr)
     elif order.kind == REGISTER_SESSION:
-        register_session(stream, order.slot, now)
+        register_session(stream, order.slot, <uint64_t> order.value, now)
     elif order.kind == SESSION_FREE:
         free_session(worker, stream, order.slot)
     elif order.kind == SESSION_IDLE:

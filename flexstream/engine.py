@@ -32,6 +32,7 @@ from flexstream.engine_status import engine_status, group_rows, open_windows
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
+from flexstream.lane_book import LaneBook
 from flexstream.loads import Loads
 from flexstream.moving import Mover
 from flexstream.nic_service import NicService
@@ -118,6 +119,7 @@ class Engine(Orders):
         self._next_number = 1
         self.started_at = time.monotonic()
         self._acceptor: Acceptor | None = None
+        self.lanes = LaneBook(lambda: list(self._by_index), self.placement)
         self._closed = False
         host, port = data_address(listen, token) if listen is not None else (None, 0)
         if host is not None:
@@ -146,6 +148,7 @@ class Engine(Orders):
             self._placement, self.workers, self._catalog, self._queries_of_streams, self._settle_catalog,
             self.nic.follow, max_sessions,
         )  # fmt: skip
+        self.mover.shared.lanes = self.lanes
         self._pings = Pings(self.workers)
         self._feeder = Feeder(self.workers, groups, self._placement, self.mover.routing, self._check_alive)
         self.collector = Collector(
@@ -161,7 +164,8 @@ class Engine(Orders):
         )
         self.staging = Staging(self, self._feeder, self._barrier, self._data_dir, stage_limit_bytes, stage_timeout_s)
         loads = Loads(self.workers, groups, lambda: list(self._by_index), self._feeder.handed)
-        self.rebalancer = Rebalancer(loads, self.mover, self.placement, self.collector.latencies, auto=auto)
+        latencies = self.collector.latencies
+        self.rebalancer = Rebalancer(loads, self.mover, self.placement, latencies, auto=auto, lanes=self.lanes)
         for worker in self.workers:
             worker.start()
         self.collector.start()

@@ -85,7 +85,8 @@ def stream_status(running: RunningStream, staged: int, dropped: int) -> dict[str
 
 
 def _session(running: RunningStream, session: Session) -> dict[str, Any]:
-    marks = [handle.session_watermark(session.slot) for handle in running.handles]
+    family = [one for one in session.family() if one is session or one.state != "ended"]
+    marks = [handle.session_watermark(one.slot) for handle in running.handles for one in family]
     least = None if None in marks else min(marks)
     return {
         "producer": session.producer,
@@ -93,7 +94,8 @@ def _session(running: RunningStream, session: Session) -> dict[str, Any]:
         "state": session.state,
         "peer": session.peer,
         "watermark": None if least == _FOREVER else least,
-        "connections": session.connections,
+        "connections": sum(one.connections for one in family),
+        "further_lanes": len(family) - 1,
     }
 
 

@@ -95,9 +95,11 @@ class SplitKeeper:
         self._next_s = now_s + LOOK_S
         changed = False
         for group, (until_s, action) in list(self._waiting.items()):
-            if now_s >= until_s or self._lanes.ready(group):
+            if now_s >= until_s:
                 del self._waiting[group]
                 changed |= self._carry_out(action, now_s, note)
+            elif self._lanes.ready(group):
+                self._waiting[group] = (min(until_s, now_s + self.rule.config.lanes_settle_s), action)
         total = float(rows.sum())
         active = limits.workers - len(limits.inactive)
         percent = rows * (SHARE * active / total) if total >= 1.0 else np.zeros(len(rows))
@@ -177,7 +179,7 @@ class SplitKeeper:
 
     # -- when told to
 
-    def split(self, group: int, workers: Sequence[int]) -> Entry:
+    def split(self, group: int, workers: Sequence[int], refresh: Callable[[], object] = lambda: None) -> Entry:
         """Ask for lanes, wait for them, split. Raises EngineError; then the lanes end again."""
         owner = self._placement()[group]
         others = tuple(worker for worker in dict.fromkeys(workers) if worker != owner)
@@ -197,6 +199,9 @@ class SplitKeeper:
             until_s = time.monotonic() + self.rule.config.lanes_wait_s
             while not self._lanes.ready(group) and time.monotonic() < until_s:
                 time.sleep(POLL_S)
+            refresh()
+            time.sleep(self.rule.config.lanes_settle_s)
+            refresh()
         try:
             self._split(entry, group, others)
         except FlexStreamError:

@@ -264,7 +264,7 @@ class Rebalancer(threading.Thread):
                     f"worker {drained[0]} is drained", code="drained", hint=f"flexstream rebalance add {drained[0]}"
                 )
             self._refresh()
-            return self._finished(self.splitter.split(group, chosen))
+            return self._finished(self.splitter.split(group, chosen, self._refresh))
 
     def unsplit(self, group: int) -> dict[str, Any]:
         """The owner serves all connections of the group again, and its producers end their lanes."""

@@ -33,7 +33,8 @@ class SplitConfig:
     confirm_s: float = 0.3
     undo_after_s: float = 3.0
     cool_down_s: float = 5.0
-    lanes_wait_s: float = 1.0  # how long lanes are waited for
+    lanes_wait_s: float = 1.0  # how long lanes are waited for,
+    lanes_settle_s: float = 0.3  # and then, until it shows how much comes on which connection
 
 
 @dataclass(frozen=True, slots=True)

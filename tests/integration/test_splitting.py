@@ -146,7 +146,7 @@ def test_a_group_hotter_than_a_core_is_split_and_joined_when_it_has_cooled_down(
 def test_one_connection_that_is_too_hot_is_named_with_its_group_and_key() -> None:
     with make_engine() as engine:
         engine.rebalancer.splitter.rule.config = replace(EAGER, split_percent=104.0)
-        with Load(engine, 1) as load:
+        with Load(engine, 1, lanes=0) as load:
             load.hot = 7
             load.until(
                 lambda: any(one["keys"] for one in engine.rebalancer.status()["too_hot"]), "a group that is too hot"
@@ -161,3 +161,34 @@ def test_one_connection_that_is_too_hot_is_named_with_its_group_and_key() -> Non
             assert engine.mover.splits() == []
             assert [entry["group"] for entry in entries(engine, "too hot")] == [group_of(7)]
             load.finish()
+
+
+def test_a_hot_group_of_one_producer_is_split_over_lanes_and_joined_when_it_has_cooled_down() -> None:
+    with make_engine() as engine, Load(engine, 1) as load:
+        (producer,) = load.producers
+        load.hot = 7
+        load.until(lambda: [split.group for split in engine.mover.splits()] == [group_of(7)], "a split")
+        load.until(lambda: min(engine.rebalancer.status()["split"][0]["percent"] or [0]) > 10, "rows at both workers")
+        assert producer.stats()["further_lanes"] == 1
+        (asked, *_) = entries(engine, "lanes")
+        assert (asked["connections"], asked["producers"]) == (1, 1)
+        (made, *_) = entries(engine, "split")
+        assert made["split"]["misaligned"] == 0
+        load.hot = None
+        load.until(lambda: not engine.mover.splits() and not producer.stats()["further_lanes"], "the end of the split")
+        load.hot = 7
+        load.until(lambda: engine.mover.splits(), "another split")
+        load.finish()
+
+
+def test_lanes_are_joined_by_producers_that_come_later_and_go_with_those_that_leave() -> None:
+    with make_engine() as engine, Load(engine, 2) as load:
+        load.hot = 7
+        load.until(lambda: engine.mover.splits(), "a split")
+        with fs.Producer(address(engine), stream=STREAM, watermark="explicit", linger_ms=1) as late:
+            rows = np.zeros(500, STREAM.schema.dtype)
+            rows["t"], rows["k"] = 1_000_000, 7  # far ahead: never late
+            load.sent.append(rows)
+            late.send(rows)
+            late.flush(PATIENCE_S)
+        load.finish()

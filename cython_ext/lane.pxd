@@ -1,4 +1,5 @@
-# A lane: what one producer has to say to one group, as the bytes that go on the wire.
+# A lane: what one producer has to say to one group, as the bytes that go on the wire. A group has one, and further ones
+# while the server asks for them: each has its own connection and row numbers, and frames go to them in turn.
 #
 # The log is a ring of slots. A slot holds whole frames, one behind the other: DATA whose rows were scattered straight
 # into it, and WATERMARK, MARKER, EOS between them. The bytes are sent from where they lie, and lie there until the
@@ -31,10 +32,12 @@ cdef enum:
     TYPE_ACK = 6
     TYPE_EOS = 7
     TYPE_ERROR = 8
+    TYPE_LANES = 10
     FLAG_CRC = 1
     CONTROL_GROUP = 0xFFFF
     SLOT_SPARE_BYTES = 128    # room behind a full frame for a watermark, a marker and an EOS
     INBOX_BYTES = 2080        # an ERROR frame's header and as much of its payload as we show
+    REQUEST_BYTES = 65536     # LANES frames that nobody has looked at yet
 
     LANE_UNOPENED = 0         # no connection was needed yet
     LANE_OPEN = 1
@@ -104,6 +107,14 @@ ctypedef struct Lane:
     uint32_t error_value      # of an ERROR frame that came; 0: none
     uint32_t acks             # ACK frames seen on this connection
     unsigned char* inbox      # allocated at the first attach
+    unsigned char* requests   # LANES frames that came, one behind the other; the control lane's only
+    uint32_t requests_bytes
+    uint32_t number           # a further lane's; 0: the group's first
+    uint32_t sibling          # the next lane of the group, round and round
+    bint used                 # a further lane: somebody asked for it
+    bint linked               # and it gets rows
+    bint retired              # and it gets none any more: EOS as soon as there is room
+    bint shut                 # our side is closed
 
 cdef void pool_free(Pool* pool) noexcept nogil
 cdef Slot* current_slot(Lane* lane, const Shape* shape) noexcept nogil
@@ -115,6 +126,8 @@ cdef int lane_pump(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil
 cdef void lane_drain(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil
 cdef void lane_break(Lane* lane, int fault) noexcept nogil
 cdef int64_t lane_attach(Lane* lane, Pool* pool, const Shape* shape, int fd, uint64_t wanted) noexcept nogil
+cdef void lane_shut(Lane* lane) noexcept nogil
+cdef void lane_recycle(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil
 cdef uint32_t lane_unsent_slots(Lane* lane, const Shape* shape) noexcept nogil
 cdef bint lane_unsent(Lane* lane, const Shape* shape) noexcept nogil
 cdef uint64_t lane_open_rows(Lane* lane, Cursor* cursor, const Shape* shape) noexcept nogil

@@ -29,6 +29,8 @@ cdef extern from "<sys/socket.h>" nogil:
         size_t msg_iovlen
     ssize_t sendmsg(int fd, const msghdr* message, int flags)
     ssize_t c_recv "recv"(int fd, void* data, size_t n, int flags)
+    int c_shutdown "shutdown"(int fd, int how)
+    int SHUT_WR
     int MSG_NOSIGNAL
     int MSG_DONTWAIT
 
@@ -282,6 +284,41 @@ cdef void lane_break(Lane* lane, int fault) noexcept nogil:
         lane.state = LANE_BROKEN
 
 
+cdef void lane_shut(Lane* lane) noexcept nogil:
+    """All is said: the server closes when it has read the end. (A close with unread answers would lose it.)"""
+    if lane.fd >= 0 and not lane.shut:
+        c_shutdown(lane.fd, SHUT_WR)
+        lane.shut = True
+
+
+cdef void lane_recycle(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
+    """The lane as it was before its first use. Assumes: it has no connection, and nobody wants its rows."""
+    cdef Slot* slots = lane.slots
+    cdef unsigned char* inbox = lane.inbox
+    cdef uint16_t group = lane.group
+    while lane.head != lane.tail:
+        pool.free[pool.n_free] = lane.slots[lane.head % shape.ring].bytes
+        pool.n_free += 1
+        lane.head += 1
+    memset(lane, 0, sizeof(Lane))
+    lane.slots = slots
+    lane.inbox = inbox
+    lane.group = group
+    lane.fd = -1
+    lane.watermark = INT64_MIN
+
+
+cdef bint keep_request(Lane* lane, uint32_t size) noexcept nogil:
+    """The LANES frame at the front of the inbox is for Python. False: nobody has looked at them for long."""
+    if lane.requests == NULL:
+        lane.requests = <unsigned char*>malloc(REQUEST_BYTES)
+    if lane.requests == NULL or lane.requests_bytes + size > REQUEST_BYTES:
+        return False
+    memcpy(lane.requests + lane.requests_bytes, lane.inbox, size)
+    lane.requests_bytes += size
+    return True
+
+
 cdef uint32_t take_frame(Lane* lane) noexcept nogil:
     """Handles the frame at the front of the inbox and returns its size; 0: it is not whole yet."""
     cdef Header header
@@ -306,6 +343,10 @@ cdef uint32_t take_frame(Lane* lane) noexcept nogil:
         if row > <int64_t>lane.acked:
             lane.acked = <uint64_t>row
         lane.acks += 1
+    elif header.type == TYPE_LANES and lane.group == CONTROL_GROUP:
+        if not keep_request(lane, size):
+            lane_break(lane, EPROTO)          # the next connection says all of them anew
+            return 0
     elif header.type == TYPE_ERROR:
         lane.error_value = <uint32_t>header.value if header.value else 1
         lane_break(lane, EPROTO)              # its payload stays at the front of the inbox
@@ -410,5 +451,6 @@ cdef int64_t lane_attach(Lane* lane, Pool* pool, const Shape* shape, int fd, uin
     lane.inbox_bytes = 0
     lane.acks = 0
     lane.eos_sent = False
+    lane.shut = False
     release(lane, pool, shape)
     return lost

@@ -26,6 +26,8 @@ cdef enum:
     SERVE_WANTED = 1
     SERVE_BROKEN = 2
     SERVE_STOPPED = 4
+    SERVE_ASKED = 8
+    MOST_LANES = 32                # further ones at a time, over all groups
 
 cdef uint64_t now_ns() noexcept nogil
 
@@ -35,8 +37,11 @@ cdef class Lanes:
     cdef readonly uint32_t groups
     cdef Shape shape
     cdef Pool pool
-    cdef Lane* lanes               # groups + 1: the last is the control connection
+    cdef Lane* lanes               # one per group, the control connection, MOST_LANES further ones
     cdef Cursor* cursors           # groups; hot, therefore apart from the lanes
+    cdef uint32_t* route           # groups: the lane that has the group's open frame, or had the last one
+    cdef uint32_t end              # one past the last lane in use
+    cdef Cursor closed             # of lanes that have no open frame
     cdef unsigned char* bits       # the bitmap of groups with rows or connections
     cdef uint64_t linger_ns
     cdef int wake_fd               # eventfd: the service thread sleeps on it
@@ -45,12 +50,16 @@ cdef class Lanes:
     cdef uint64_t next_scan_ns
     cdef uint64_t next_drain_ns
     cdef bint busy                 # the last scan left something that a later one must see to
-    cdef uint64_t needs            # SERVE_WANTED: a lane has bytes and no connection yet, SERVE_BROKEN: one lost it.
+    cdef uint64_t needs            # SERVE_WANTED: a lane has bytes and no connection yet, SERVE_BROKEN: one lost it,
+                                   # SERVE_ASKED: the server wants other lanes than before.
                                    # Written under the lock; relaxed, for the service thread reads it without
     cdef int64_t watermark         # the session's; INT64_MIN before the first
     cdef readonly uint64_t rows    # accepted
     cdef readonly uint64_t watermarks
     cdef readonly uint64_t waited_ns
+    cdef uint64_t ended_frames     # of lanes that are no more
+    cdef uint64_t ended_bytes
+    cdef uint64_t ended_acked
 
     cdef void enter(self) noexcept nogil
     cdef void enter_again(self) noexcept nogil
@@ -58,7 +67,13 @@ cdef class Lanes:
     cdef void let_in(self) noexcept nogil
     cdef void wake(self) noexcept nogil
     cdef void need(self, int what) noexcept nogil
-    cdef void mark(self, uint32_t group, uint64_t now) noexcept nogil
+    cdef bint carries_rows(self, uint32_t index) noexcept nogil
+    cdef Cursor* cursor_of(self, uint32_t index) noexcept nogil
+    cdef void mark(self, uint32_t index, uint64_t now) noexcept nogil
+    cdef uint64_t tend(self, uint32_t index, uint64_t now, bint everything, bint drain) noexcept nogil
+    cdef bint end_lane(self, uint32_t index) noexcept nogil
+    cdef void unlink(self, uint32_t index) noexcept nogil
+    cdef void recycle(self, uint32_t index) noexcept nogil
     cdef void mark_control(self, uint64_t now) noexcept nogil
     cdef void scan(self, uint64_t now, bint everything) noexcept nogil
     cdef bint settled(self) noexcept nogil

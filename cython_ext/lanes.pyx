@@ -9,6 +9,7 @@ from flexstream.cython_ext.lane cimport (
     CONTROL_GROUP,
     HEADER_BYTES,
     LANE_BROKEN,
+    LANE_ENDED,
     LANE_UNOPENED,
     SLOT_SPARE_BYTES,
     TYPE_EOS,
@@ -20,8 +21,9 @@ from flexstream.cython_ext.lane cimport (
     lane_break,
     lane_close_frame,
     lane_drain,
-    lane_open_rows,
     lane_pump,
+    lane_recycle,
+    lane_shut,
     lane_unsent,
     pool_free,
 )
@@ -55,6 +57,7 @@ cdef extern from *:
 WANTED = SERVE_WANTED      # lanes need a first connection: wanted_groups()
 BROKEN = SERVE_BROKEN      # lanes lost theirs: faults()
 STOPPED = SERVE_STOPPED
+ASKED = SERVE_ASKED        # the server wants other lanes: requests()
 
 cdef enum:
     IDLE_MS = 100
@@ -87,14 +90,20 @@ cdef class Lanes:
         self.wake_fd = -1
         self.pool.slot_bytes = max(HEADER_BYTES + rows_per_frame * row_bytes, HEADER_BYTES + (groups + 7) // 8)
         self.pool.slot_bytes += SLOT_SPARE_BYTES
-        self.pool.free = <unsigned char**>malloc((groups + 1) * ring * sizeof(void*))
-        self.lanes = <Lane*>calloc(groups + 1, sizeof(Lane))
+        self.pool.free = <unsigned char**>malloc((groups + 1 + MOST_LANES) * ring * sizeof(void*))
+        self.lanes = <Lane*>calloc(groups + 1 + MOST_LANES, sizeof(Lane))
+        self.route = <uint32_t*>calloc(groups, sizeof(uint32_t))
+        self.end = groups + 1
         self.cursors = <Cursor*>calloc(groups, sizeof(Cursor))
         self.bits = <unsigned char*>calloc((groups + 7) // 8, 1)
-        if self.pool.free == NULL or self.lanes == NULL or self.cursors == NULL or self.bits == NULL:
+        if (self.pool.free == NULL or self.lanes == NULL or self.cursors == NULL or self.bits == NULL
+                or self.route == NULL):
             raise MemoryError
-        for g in range(self.groups + 1):
+        for g in range(self.groups):
+            self.route[g] = g
+        for g in range(self.groups + 1 + MOST_LANES):
             self.lanes[g].fd = -1
+            self.lanes[g].sibling = g
             self.lanes[g].group = <uint16_t>(g if g < self.groups else CONTROL_GROUP)
             self.lanes[g].watermark = INT64_MIN
             self.lanes[g].slots = <Slot*>calloc(ring, sizeof(Slot))
@@ -107,16 +116,18 @@ cdef class Lanes:
     def __dealloc__(self):
         cdef uint32_t g
         if self.lanes != NULL:
-            for g in range(self.groups + 1):
+            for g in range(self.groups + 1 + MOST_LANES):
                 if self.lanes[g].fd >= 0:
                     close(self.lanes[g].fd)
                 free(self.lanes[g].slots)
                 free(self.lanes[g].inbox)
+                free(self.lanes[g].requests)
         pool_free(&self.pool)
         if self.wake_fd >= 0:
             close(self.wake_fd)
         free(self.pool.free)
         free(self.lanes)
+        free(self.route)
         free(self.cursors)
         free(self.bits)
         pthread_mutex_destroy(&self.lock)
@@ -161,13 +172,22 @@ cdef class Lanes:
 
     # ---- watermarks, lingers, ends ----------------------------------------------------------------------------
 
-    cdef void mark(self, uint32_t group, uint64_t now) noexcept nogil:
+    cdef bint carries_rows(self, uint32_t index) noexcept nogil:
+        """Whether it is a lane in use, and not the control connection's."""
+        return index < self.groups or (index > self.groups and self.lanes[index].used)
+
+    cdef Cursor* cursor_of(self, uint32_t index) noexcept nogil:
+        """That of the lane's open frame; one that is closed if it has none."""
+        cdef uint32_t group = self.lanes[index].group
+        return &self.cursors[group] if self.route[group] == index else &self.closed
+
+    cdef void mark(self, uint32_t index, uint64_t now) noexcept nogil:
         """Appends the session's watermark if it is new and the last one is a linger ago. Assumes: no frame is open.
 
         Rows of completed calls are all before it in the log; rows of the call in progress are not older than it, as
         far as the producer keeps to max_disorder.
         """
-        cdef Lane* lane = &self.lanes[group]
+        cdef Lane* lane = &self.lanes[index]
         if self.watermark <= lane.watermark or lane.ending or now - lane.watermark_ns < self.linger_ns:
             return
         if lane_append(lane, &self.pool, &self.shape, TYPE_WATERMARK, <uint64_t>self.watermark, NULL, 0):
@@ -185,34 +205,45 @@ cdef class Lanes:
             lane.watermark_ns = now
             self.watermarks += 1
 
+    cdef uint64_t tend(self, uint32_t index, uint64_t now, bint everything, bint drain) noexcept nogil:
+        """A lane's turn in a scan. Returns what it needs of Python."""
+        cdef Lane* lane = &self.lanes[index]
+        cdef Cursor* cursor = self.cursor_of(index)
+        if cursor.at != NULL and (everything or now - lane.filled_ns >= self.linger_ns):
+            lane_close_frame(lane, cursor, &self.shape)
+        if cursor.at == NULL and (lane.attached_once or not lane.used):     # the first attach would pass it over
+            self.mark(index, now)
+        if lane.retired and not lane.ending:
+            self.end_lane(index)
+        if lane.fd >= 0:
+            if lane_unsent(lane, &self.shape) and (cursor.at == NULL or now - lane.unsent_ns >= self.linger_ns):
+                lane_pump(lane, &self.pool, &self.shape)
+            if lane.retired and lane.eos_sent and lane.acked == lane.next_row:
+                lane_shut(lane)
+            if drain and lane.fd >= 0:
+                lane_drain(lane, &self.pool, &self.shape)
+        self.busy |= (cursor.at != NULL or lane.acked < lane.next_row or lane_unsent(lane, &self.shape) or lane.retired
+                      or (lane.fd >= 0 and lane.watermark < self.watermark))
+        if lane.state == LANE_BROKEN:
+            return SERVE_BROKEN
+        if lane.state == LANE_UNOPENED and (lane.used or lane_unsent(lane, &self.shape)):
+            return SERVE_WANTED
+        return 0
+
     cdef void scan(self, uint64_t now, bint everything) noexcept nogil:
         """One round over the lanes: close lingering frames, append watermarks, send, read acknowledgements."""
-        cdef uint32_t g
+        cdef uint32_t i
         cdef Lane* lane
-        cdef Cursor* cursor
         cdef uint64_t needs = 0
         cdef bint drain = everything or now >= self.next_drain_ns
         self.busy = False
-        for g in range(self.groups):
-            lane = &self.lanes[g]
-            if lane.head == lane.tail and lane.state == LANE_UNOPENED:
+        for i in range(self.end):
+            lane = &self.lanes[i]
+            if not self.carries_rows(i) or (lane.head == lane.tail and lane.state == LANE_UNOPENED and not lane.used):
                 continue
-            cursor = &self.cursors[g]
-            if cursor.at != NULL and (everything or now - lane.filled_ns >= self.linger_ns):
-                lane_close_frame(lane, cursor, &self.shape)
-            if cursor.at == NULL:
-                self.mark(g, now)
-            if lane.fd >= 0:
-                if lane_unsent(lane, &self.shape) and (cursor.at == NULL or now - lane.unsent_ns >= self.linger_ns):
-                    lane_pump(lane, &self.pool, &self.shape)
-                if drain and lane.fd >= 0:
-                    lane_drain(lane, &self.pool, &self.shape)
-            if lane.state == LANE_BROKEN:
-                needs |= SERVE_BROKEN
-            elif lane.state == LANE_UNOPENED and lane_unsent(lane, &self.shape):
-                needs |= SERVE_WANTED
-            self.busy |= (cursor.at != NULL or lane.acked < lane.next_row or lane_unsent(lane, &self.shape)
-                          or (lane.fd >= 0 and lane.watermark < self.watermark))
+            needs |= self.tend(i, now, everything, drain)
+            if lane.used and lane.state == LANE_ENDED:
+                self.recycle(i)
         lane = &self.lanes[self.groups]
         self.mark_control(now)
         if lane.fd >= 0:
@@ -220,6 +251,8 @@ cdef class Lanes:
             lane_drain(lane, &self.pool, &self.shape)
         if lane.state == LANE_BROKEN:
             needs |= SERVE_BROKEN
+        if lane.requests_bytes:
+            needs |= SERVE_ASKED
         fs_store_relaxed(&self.needs, needs)
         self.busy |= (lane_unsent(lane, &self.shape) or lane.watermark < self.watermark
                       or (lane.ending and lane.acks == 0))
@@ -227,19 +260,59 @@ cdef class Lanes:
             self.next_drain_ns = now + DRAIN_NS
         self.next_scan_ns = now + self.linger_ns
 
+    cdef bint end_lane(self, uint32_t index) noexcept nogil:
+        """EOS behind all that the lane has. False: its ring is full, again later."""
+        cdef Lane* lane = &self.lanes[index]
+        lane_close_frame(lane, self.cursor_of(index), &self.shape)
+        self.mark(index, lane.watermark_ns + self.linger_ns)
+        lane_pump(lane, &self.pool, &self.shape)
+        lane_drain(lane, &self.pool, &self.shape)
+        if lane_append(lane, &self.pool, &self.shape, TYPE_EOS, 0, NULL, 0):
+            lane.ending = True
+            lane_pump(lane, &self.pool, &self.shape)
+        return lane.ending
+
+    cdef void unlink(self, uint32_t index) noexcept nogil:
+        """The lane gets no more rows."""
+        cdef Lane* lane = &self.lanes[index]
+        cdef uint32_t group = lane.group
+        cdef uint32_t before = group
+        if not lane.linked:
+            return
+        lane_close_frame(lane, self.cursor_of(index), &self.shape)
+        while self.lanes[before].sibling != index:
+            before = self.lanes[before].sibling
+        self.lanes[before].sibling = lane.sibling
+        lane.sibling = index
+        lane.linked = False
+        if self.route[group] == index:
+            self.route[group] = group
+
+    cdef void recycle(self, uint32_t index) noexcept nogil:
+        """The place is free for another lane."""
+        cdef Lane* lane = &self.lanes[index]
+        self.unlink(index)
+        self.ended_frames += lane.frames
+        self.ended_bytes += lane.sent_bytes
+        self.ended_acked += lane.acked
+        lane_recycle(lane, &self.pool, &self.shape)
+        lane.sibling = index
+        while self.end > self.groups + 1 and not self.lanes[self.end - 1].used:
+            self.end -= 1
+
     def put_watermark(self, int64_t value):
         """An explicit watermark: in order, behind every row so far, on every lane. It never goes back."""
-        cdef uint32_t g
+        cdef uint32_t i
         cdef Lane* lane
         with nogil:
             self.enter()
             if value > self.watermark:
                 self.watermark = value
-                for g in range(self.groups):
-                    lane = &self.lanes[g]
-                    if lane.head != lane.tail or lane.state != LANE_UNOPENED:
-                        lane_close_frame(lane, &self.cursors[g], &self.shape)
-                        self.mark(g, lane.watermark_ns + self.linger_ns)
+                for i in range(self.end):
+                    lane = &self.lanes[i]
+                    if self.carries_rows(i) and (lane.head != lane.tail or lane.state != LANE_UNOPENED):
+                        lane_close_frame(lane, self.cursor_of(i), &self.shape)
+                        self.mark(i, lane.watermark_ns + self.linger_ns)
                 self.mark_control(self.lanes[self.groups].watermark_ns + self.linger_ns)
                 self.wake()
             self.leave()
@@ -253,11 +326,11 @@ cdef class Lanes:
         with nogil:
             self.enter()
             clock_gettime(CLOCK_REALTIME, &t)
-            for g in range(self.groups):
+            for g in range(self.end):
                 lane = &self.lanes[g]
-                if lane.fd < 0 or lane.ending:
+                if lane.fd < 0 or lane.ending or not self.carries_rows(g):
                     continue
-                lane_close_frame(lane, &self.cursors[g], &self.shape)
+                lane_close_frame(lane, self.cursor_of(g), &self.shape)
                 count += lane_append(lane, &self.pool, &self.shape, TYPE_MARKER,
                                      <uint64_t>t.tv_sec * 1_000_000_000 + <uint64_t>t.tv_nsec, NULL, 0)
                 lane_pump(lane, &self.pool, &self.shape)
@@ -271,19 +344,16 @@ cdef class Lanes:
         cdef bint complete = True
         with nogil:
             self.enter()
-            for g in range(self.groups):
+            for g in range(self.end):
                 lane = &self.lanes[g]
-                if lane.ending or (lane.head == lane.tail and lane.state == LANE_UNOPENED):
+                if not self.carries_rows(g) or lane.ending or (lane.head == lane.tail and lane.state == LANE_UNOPENED
+                                                               and not lane.used):
                     continue
-                lane_close_frame(lane, &self.cursors[g], &self.shape)
-                self.mark(g, lane.watermark_ns + self.linger_ns)
-                lane_pump(lane, &self.pool, &self.shape)
-                lane_drain(lane, &self.pool, &self.shape)
-                if lane_append(lane, &self.pool, &self.shape, TYPE_EOS, 0, NULL, 0):
-                    lane.ending = True
-                    lane_pump(lane, &self.pool, &self.shape)
-                else:
-                    complete = False
+                if g > self.groups:
+                    lane_close_frame(lane, self.cursor_of(g), &self.shape)
+                    self.unlink(g)
+                    lane.retired = True
+                complete = self.end_lane(g) and complete
             lane = &self.lanes[self.groups]
             if complete and not lane.ending:
                 lane.ending = lane_append(lane, &self.pool, &self.shape, TYPE_EOS, 0, self.bits,
@@ -297,9 +367,10 @@ cdef class Lanes:
     cdef bint settled(self) noexcept nogil:
         cdef uint32_t g
         cdef Lane* lane
-        for g in range(self.groups):
+        for g in range(self.end):
             lane = &self.lanes[g]
-            if self.cursors[g].at != NULL or lane.acked < lane.next_row or lane_unsent(lane, &self.shape):
+            if self.carries_rows(g) and (self.cursor_of(g).at != NULL or lane.acked < lane.next_row
+                                         or lane_unsent(lane, &self.shape)):
                 return False
         return not lane_unsent(&self.lanes[self.groups], &self.shape)
 
@@ -328,7 +399,7 @@ cdef class Lanes:
     def serve(self, int timeout_ms, bint watch_wanted=True, bint watch_broken=True):
         """Rounds of `scan` while no caller makes them, until something needs Python or the time is over."""
         cdef int reasons = 0
-        cdef int watched = SERVE_STOPPED
+        cdef int watched = SERVE_STOPPED | SERVE_ASKED
         cdef int nap
         cdef bint busy
         cdef uint64_t now = now_ns()
@@ -371,7 +442,8 @@ cdef class Lanes:
         self.wake()
 
     def attach(self, int group, int fd, uint64_t wanted):
-        """The socket `fd` (non-blocking, HELLO answered) becomes the group's; -1 is the control connection.
+        """The socket `fd` (non-blocking, HELLO answered) becomes the group's; -1 is the control connection, and more than
+        the groups a further lane, which gets rows from now on.
 
         Returns the rows that were acknowledged once and that the server does not have any more, or -1 when it asks
         for rows that this producer never sent (then `fd` is still the caller's).
@@ -382,6 +454,10 @@ cdef class Lanes:
             self.enter()
             lost = lane_attach(lane, &self.pool, &self.shape, fd, wanted)
             if lost >= 0:
+                if lane.used and not lane.linked and not lane.retired:
+                    lane.sibling = self.lanes[lane.group].sibling
+                    self.lanes[lane.group].sibling = <uint32_t>group
+                    lane.linked = True
                 lane_pump(lane, &self.pool, &self.shape)
             self.leave()
         return lost
@@ -395,92 +471,13 @@ cdef class Lanes:
                 lane_break(lane, 0)
             self.leave()
 
-    def wanted_groups(self):
-        """Groups with rows and without a first connection."""
-        cdef uint32_t g
-        found = []
-        with nogil:
-            self.enter()
-        for g in range(self.groups):
-            if self.lanes[g].state == LANE_UNOPENED and self.lanes[g].head != self.lanes[g].tail:
-                found.append(g)
-        self.leave()
-        return found
-
-    def faults(self):
-        """[(group or -1, errno, ERROR value, ERROR payload)] of the connections that are broken."""
-        cdef uint32_t g
-        cdef Lane* lane
-        found = []
-        with nogil:
-            self.enter()
-        for g in range(self.groups + 1):
-            lane = &self.lanes[g]
-            if lane.state == LANE_BROKEN:
-                payload = b""
-                if lane.error_value and lane.inbox_bytes > HEADER_BYTES:
-                    payload = lane.inbox[HEADER_BYTES:lane.inbox_bytes]
-                found.append((<int>g if g < self.groups else -1, lane.fault, lane.error_value, payload))
-        self.leave()
-        return found
-
-    def control_acks(self):
-        """ACK frames that came on the control connection after its HELLO."""
-        cdef uint32_t acks
-        with nogil:
-            self.enter()
-            acks = self.lanes[self.groups].acks
-            self.leave()
-        return acks
-
     def close_all(self):
         """Closes every connection and lets waiting threads go."""
         cdef uint32_t g
         self.stop()
         with nogil:
             self.enter()
-            for g in range(self.groups + 1):
+            for g in range(self.end):
                 if self.lanes[g].fd >= 0:
                     lane_break(&self.lanes[g], 0)
             self.leave()
-
-    def pending(self):
-        """{group: (first, end)} of rows that the server has not acknowledged, numbered as on the wire."""
-        cdef uint32_t g
-        cdef uint64_t end
-        found = {}
-        with nogil:
-            self.enter()
-        for g in range(self.groups):
-            end = self.lanes[g].next_row
-            end += lane_open_rows(&self.lanes[g], &self.cursors[g], &self.shape)
-            if end > self.lanes[g].acked:
-                found[g] = (self.lanes[g].acked + <uint64_t>self.lanes[g].base, end + <uint64_t>self.lanes[g].base)
-        self.leave()
-        return found
-
-    def stats(self):
-        """Counters over all lanes."""
-        cdef uint32_t g
-        cdef uint64_t frames = 0, sent = 0, acked = 0
-        cdef int connections = 0
-        with nogil:
-            self.enter()
-        for g in range(self.groups + 1):
-            frames += self.lanes[g].frames
-            sent += self.lanes[g].sent_bytes
-            acked += self.lanes[g].acked
-            connections += g < self.groups and self.lanes[g].fd >= 0
-        found = {
-            "rows": self.rows,
-            "rows_acked": acked,
-            "frames": frames,
-            "bytes": sent,
-            "watermarks": self.watermarks,
-            "watermark": None if self.watermark == INT64_MIN else self.watermark,
-            "connections": connections,
-            "buffer_bytes": self.pool.allocated,
-            "waited_s": self.waited_ns / 1e9,
-        }
-        self.leave()
-        return found

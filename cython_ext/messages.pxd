@@ -6,7 +6,7 @@ cdef enum Order:                  # Python -> worker, on the mailbox; what must 
     ADD_QUERY = 2                 # stream; ptr: Query
     DROP_QUERY = 3                # stream; ptr: Query -> QUERY_GONE
     ADD_CONNECTION = 4            # ptr: Connection
-    REGISTER_SESSION = 5          # stream, slot; value: the session's number
+    REGISTER_SESSION = 5          # stream, slot; value: the session's number, higher than any before
     SESSION_WATERMARK = 6         # stream, slot, value; ptr: bitmap of groups it does not speak for, or NULL -> GIVEN_BACK
     SESSION_END = 7               # stream, slot; ptr: bitmap as above -> GIVEN_BACK
     SESSION_IDLE = 8              # stream, slot, value: 1 idle, 0 counts again

@@ -261,6 +261,7 @@ cdef void sweep_stream(WorkerState *worker, StreamState *stream, Move *move, Mov
             connection.next = move.connections
             move.connections = connection
             move.n_connections += 1
+        moved.session_number[slot] = stream.session_number[slot]
         moved.session_watermark[slot] = stream.session_watermark[at + slot]
         moved.next_row[slot] = stream.next_row[at + slot]
         moved.counted[slot] = stream.counted[at + slot]
@@ -350,6 +351,8 @@ cdef void adopt_stream(StreamState *stream, Move *move, MovedStream *moved) noex
     cdef uint32_t slot, q
     cdef Query *query
     for slot in range(moved.slots):
+        if stream.session_number[slot] > moved.session_number[slot]:
+            continue                        # another session has the slot by now: what is said is not about it
         note_session(stream, slot, move.group, moved.session_watermark[slot])
         stream.next_row[at + slot] = moved.next_row[slot]
         stream.counted[at + slot] = moved.counted[slot]

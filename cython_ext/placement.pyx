@@ -182,6 +182,7 @@ cdef class MoveHandle:
         self.move.n_streams = n
         for i in range(n):
             self.move.streams[i].session_watermark = <int64_t *> zeroed(max_sessions * 8)
+            self.move.streams[i].session_number = <uint64_t *> zeroed(max_sessions * 8)
             self.move.streams[i].next_row = <uint64_t *> zeroed(max_sessions * 8)
             self.move.streams[i].counted = <uint8_t *> zeroed(max_sessions)
             self.move.streams[i].queries = <MovedQuery *> zeroed(queries_of_streams[i] * sizeof(MovedQuery))
@@ -191,6 +192,7 @@ cdef class MoveHandle:
         if self.move != NULL:
             for i in range(self.move.n_streams):
                 free(self.move.streams[i].session_watermark)
+                free(self.move.streams[i].session_number)
                 free(self.move.streams[i].next_row)
                 free(self.move.streams[i].counted)
                 free(self.move.streams[i].queries)
@@ -218,7 +220,9 @@ cdef class MoveHandle:
 cdef class LoanHandle:
     """The parcel of a split, or of its end."""
 
-    def __cinit__(self, int group, int owner, int borrower, int share, list queries_of_streams, int max_sessions):
+    def __cinit__(self, int group, int owner, int borrower, int share, list queries_of_streams, int max_sessions,
+                  wanted=()):
+        """`wanted`: (stream, slot) of lanes that are meant for the borrower."""
         cdef size_t n = len(queries_of_streams)
         cdef size_t i
         self.group, self.owner, self.borrower = group, owner, borrower
@@ -230,16 +234,23 @@ cdef class LoanHandle:
         self.loan.n_streams = n
         self.loan.streams = <LentStream *> zeroed(n * sizeof(LentStream))
         for i in range(n):
+            self.loan.streams[i].wanted = <uint8_t *> zeroed(max_sessions)
             self.loan.streams[i].lent = <uint8_t *> zeroed(max_sessions)
+            self.loan.streams[i].session_number = <uint64_t *> zeroed(max_sessions * 8)
             self.loan.streams[i].session_watermark = <int64_t *> zeroed(max_sessions * 8)
             self.loan.streams[i].next_row = <uint64_t *> zeroed(max_sessions * 8)
             self.loan.streams[i].queries = <MovedQuery *> zeroed(queries_of_streams[i] * sizeof(MovedQuery))
+        for stream, slot in wanted:
+            if 0 <= stream < n and 0 <= slot < max_sessions:
+                self.loan.streams[<size_t> stream].wanted[<size_t> slot] = 1
 
     def __dealloc__(self):
         cdef size_t i
         if self.loan != NULL:
             for i in range(self.loan.n_streams):
+                free(self.loan.streams[i].wanted)
                 free(self.loan.streams[i].lent)
+                free(self.loan.streams[i].session_number)
                 free(self.loan.streams[i].session_watermark)
                 free(self.loan.streams[i].next_row)
                 free(self.loan.streams[i].queries)

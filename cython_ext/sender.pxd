@@ -2,8 +2,9 @@
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
+from flexstream.cython_ext.further_lanes cimport FurtherLanes
 from flexstream.cython_ext.lane cimport Cursor
-from flexstream.cython_ext.lanes cimport Lanes, pollfd
+from flexstream.cython_ext.lanes cimport pollfd
 from flexstream.cython_ext.murmur3 cimport KeySpec
 
 cdef extern from "scatter.h" nogil:
@@ -12,7 +13,7 @@ cdef extern from "scatter.h" nogil:
     ctypedef void (*scatter_hash_fn)(const unsigned char*, size_t, size_t, uint32_t*) noexcept
     ctypedef size_t (*scatter_fn)(Cursor*, const uint16_t*, const unsigned char*, size_t, size_t) noexcept
 
-cdef class Sender(Lanes):
+cdef class Sender(FurtherLanes):
     cdef KeySpec key
     cdef bint key_is_long
     cdef Modulus modulus
@@ -22,7 +23,7 @@ cdef class Sender(Lanes):
     cdef uint32_t send_frames      # complete frames that a caller hands to the kernel at once
     cdef uint32_t* hashes          # one block
     cdef uint16_t* ids             # one block
-    cdef pollfd* polls             # groups
+    cdef pollfd* polls             # as many as there can be lanes
     cdef uint32_t time_offset
     cdef int64_t call_time         # largest event time handed in, the call in progress included
     cdef int64_t max_disorder

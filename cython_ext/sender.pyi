@@ -1,12 +1,12 @@
 from typing import Any
 
-from flexstream.cython_ext.lanes import Lanes
+from flexstream.cython_ext.further_lanes import FurtherLanes
 from flexstream.cython_ext.murmur3 import KeyHasher
 
 DONE: int
 FULL: int
 
-class Sender(Lanes):
+class Sender(FurtherLanes):
     def __init__(
         self,
         key: KeyHasher,

@@ -16,7 +16,7 @@ from flexstream.cython_ext.lane cimport (
     lane_unsent,
     lane_unsent_slots,
 )
-from flexstream.cython_ext.lanes cimport POLLIN, POLLOUT, SERVE_BROKEN, SERVE_WANTED, c_poll, now_ns
+from flexstream.cython_ext.lanes cimport MOST_LANES, POLLIN, POLLOUT, SERVE_BROKEN, SERVE_WANTED, c_poll, now_ns
 from flexstream.cython_ext.murmur3 cimport KEY_LONG, KeyHasher, key_hash
 
 
@@ -39,7 +39,7 @@ DONE = SEND_DONE               # every row is in a log
 FULL = SEND_FULL               # a ring is full (and the caller did not want to wait, or has waited a while)
 
 
-cdef class Sender(Lanes):
+cdef class Sender(FurtherLanes):
     """The lanes of one session and the way into them. Made by `flexstream.client`; not for applications."""
 
     def __cinit__(self, KeyHasher key not None, *, groups, row_bytes, time_offset, auto_watermark=True,
@@ -57,7 +57,7 @@ cdef class Sender(Lanes):
         self.max_disorder = max_disorder
         self.send_frames = send_frames
         self.call_time = INT64_MIN
-        self.polls = <pollfd*>calloc(groups, sizeof(pollfd))
+        self.polls = <pollfd*>calloc(groups + 1 + MOST_LANES, sizeof(pollfd))
         self.hashes = <uint32_t*>malloc(self.block_rows * sizeof(uint32_t))
         self.ids = <uint16_t*>malloc(self.block_rows * sizeof(uint16_t))
         if self.polls == NULL or self.hashes == NULL or self.ids == NULL:
@@ -79,14 +79,19 @@ cdef class Sender(Lanes):
         self.call_time = scatter_max_time(rows + self.time_offset, self.shape.row_bytes, n, self.call_time)
 
     cdef bint make_room(self, uint32_t group) noexcept nogil:
-        """The group's frame is full, or there is none: send it and open the next. False: the ring is full."""
-        cdef Lane* lane = &self.lanes[group]
+        """The group's frame is full, or there is none: send it and open the next. False: the ring is full.
+
+        A group with further lanes goes on with the next of them that has room.
+        """
+        cdef uint32_t index = self.route[group]
+        cdef uint32_t first = self.lanes[index].sibling
+        cdef Lane* lane = &self.lanes[index]
         cdef uint64_t now = now_ns()
         lane_close_frame(lane, &self.cursors[group], &self.shape)
         if lane.tail == lane.head:
             self.bits[group >> 3] |= <unsigned char>(1 << (group & 7))
         else:
-            self.mark(group, now)
+            self.mark(index, now)
             # Two frames in one call cost little more than one: the kernel makes one packet of them, and the receiver
             # wakes once. Linger bounds the wait. The acknowledgement of the frames before has had time to come.
             if lane.fd < 0 or lane_unsent_slots(lane, &self.shape) >= self.send_frames:
@@ -94,18 +99,31 @@ cdef class Sender(Lanes):
                     lane_drain(lane, &self.pool, &self.shape)
                 if lane_pump(lane, &self.pool, &self.shape) == PUMP_AWAY:
                     self.need(SERVE_WANTED if lane.state == LANE_UNOPENED else SERVE_BROKEN)
-        return lane_open_frame(lane, &self.cursors[group], &self.pool, &self.shape, now)
+        index = first
+        while True:
+            lane = &self.lanes[index]
+            self.route[group] = index
+            if lane_open_frame(lane, &self.cursors[group], &self.pool, &self.shape, now):
+                return True
+            if lane.sibling == index:
+                return False
+            lane_drain(lane, &self.pool, &self.shape)
+            if lane_open_frame(lane, &self.cursors[group], &self.pool, &self.shape, now):
+                return True
+            index = lane.sibling
+            if index == first:
+                return False
 
     cdef void wait_room(self, uint32_t group, int timeout_ms) noexcept nogil:
-        """Lets go of the lock until the group's socket, or another one with bytes to send, may have moved."""
-        cdef uint32_t g, n = 0
+        """Lets go of the lock until a socket of the group, or another one with bytes to send, may have moved."""
+        cdef uint32_t i, n = 0
         cdef Lane* lane
         cdef uint64_t began = now_ns()
-        for g in range(self.groups):
-            lane = &self.lanes[g]
-            if lane.fd >= 0 and (g == group or lane_unsent(lane, &self.shape)):
+        for i in range(self.end):
+            lane = &self.lanes[i]
+            if lane.fd >= 0 and self.carries_rows(i) and (lane.group == group or lane_unsent(lane, &self.shape)):
                 self.polls[n].fd = lane.fd
-                self.polls[n].events = POLLIN if g == group else 0
+                self.polls[n].events = POLLIN if lane.group == group and not lane.ending else 0
                 if lane_unsent(lane, &self.shape):
                     self.polls[n].events |= POLLOUT
                 n += 1
@@ -115,11 +133,13 @@ cdef class Sender(Lanes):
         self.leave()
         c_poll(self.polls, n, timeout_ms)
         self.enter_again()
-        for g in range(self.groups):
-            lane = &self.lanes[g]
-            if lane.fd >= 0 and lane_unsent(lane, &self.shape):
-                lane_pump(lane, &self.pool, &self.shape)
-        lane_drain(&self.lanes[group], &self.pool, &self.shape)
+        for i in range(self.end):
+            lane = &self.lanes[i]
+            if lane.fd >= 0 and self.carries_rows(i):
+                if lane_unsent(lane, &self.shape):
+                    lane_pump(lane, &self.pool, &self.shape)
+                if lane.group == group:
+                    lane_drain(lane, &self.pool, &self.shape)
         self.waited_ns += now_ns() - began
 
     cdef int put(self, const unsigned char* rows, size_t n, size_t* position, bint wait) noexcept nogil:

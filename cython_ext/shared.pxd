@@ -36,6 +36,8 @@ cdef struct Connection:
     uint64_t unacked_bytes
     uint64_t acked_row
     uint64_t rows                 # counter
+    uint64_t sampled_rows         # of these, when its worker was last asked for a sample
+    uint64_t recent               # rows of about the last RECENT_NS, at that time
     Connection *next
     Connection *previous
     uint64_t id
@@ -78,6 +80,7 @@ cdef struct MovedStream:
     int64_t watermark
     uint32_t slots
     int64_t *session_watermark    # [slots], and so on
+    uint64_t *session_number
     uint64_t *next_row
     uint8_t *counted
     uint32_t n_queries
@@ -106,7 +109,9 @@ cdef struct Move:                 # made and freed by the mover; in between it b
 
 
 cdef struct LentStream:           # of the connections of one stream
+    uint8_t *wanted               # [max_sessions] lanes that are meant for the borrower
     uint8_t *lent                 # [max_sessions]
+    uint64_t *session_number
     int64_t *session_watermark
     uint64_t *next_row
     uint32_t n_queries
@@ -137,6 +142,7 @@ cdef struct SharedQuery:
 cdef struct Share:                # complete panes and the watermarks behind them; in the borrower's arena, then the owner's
     uint64_t bytes                # of the Share itself
     uint64_t state_bytes          # of the panes
+    uint32_t borrower
     uint32_t stream
     uint32_t group
     uint32_t n_slots

@@ -19,31 +19,44 @@ from flexstream.cython_ext.shared cimport Connection, LentStream, SharedQuery
 # The owner lends
 
 
+cdef inline bint can_lend(StreamState *stream, LentStream *lent, size_t at, uint32_t slot) noexcept nogil:
+    cdef Connection *connection = stream.connection[at + slot]
+    return connection != NULL and not connection.decoder.ended and not lent.lent[slot]
+
+
 cdef void choose(StreamState *stream, Loan *loan, LentStream *lent) noexcept nogil:
-    """Connections with about the wanted share of the rows, the busiest that fit first; never all of them."""
+    """Connections with about the wanted share of the recent rows; never all of them.
+
+    Lanes that were opened for the borrower come first, then the busiest that fit.
+    """
     cdef size_t at = <size_t> loan.group * stream.max_sessions
     cdef uint64_t total = 0
     cdef uint64_t given = 0
     cdef uint32_t left = 0
     cdef uint32_t slot, best
-    cdef Connection *connection
+    cdef uint64_t recent
     for slot in range(stream.slots_high):
-        connection = stream.connection[at + slot]
-        if connection != NULL and not connection.decoder.ended:
-            total += connection.rows + 1
+        if can_lend(stream, lent, at, slot):
+            total += stream.connection[at + slot].recent + 1
             left += 1
+    for slot in range(stream.slots_high):
+        if left > 1 and lent.wanted[slot] and can_lend(stream, lent, at, slot):
+            lent.lent[slot] = 1
+            given += stream.connection[at + slot].recent + 1
+            left -= 1
     while left > 1:
         best = stream.slots_high
         for slot in range(stream.slots_high):
-            connection = stream.connection[at + slot]
-            if connection != NULL and not connection.decoder.ended and not lent.lent[slot] \
-                    and (given + connection.rows + 1) * 100 <= total * (loan.share + 5) \
-                    and (best == stream.slots_high or connection.rows > stream.connection[at + best].rows):
+            if not can_lend(stream, lent, at, slot):
+                continue
+            recent = stream.connection[at + slot].recent
+            if (given + recent + 1) * 100 <= total * (loan.share + 5) \
+                    and (best == stream.slots_high or recent > stream.connection[at + best].recent):
                 best = slot
         if best == stream.slots_high:
             return
         lent.lent[best] = 1
-        given += stream.connection[at + best].rows + 1
+        given += stream.connection[at + best].recent + 1
         left -= 1
 
 
@@ -59,6 +72,7 @@ cdef void lend_stream(WorkerState *worker, StreamState *stream, Loan *loan, Lent
             connection.next = loan.connections
             loan.connections = connection
             loan.n_connections += 1
+            lent.session_number[slot] = stream.session_number[slot]
             lent.session_watermark[slot] = stream.session_watermark[at + slot]
             lent.next_row[slot] = stream.next_row[at + slot]
             stream.lent[at + slot] = 1 + loan.borrower
@@ -72,7 +86,7 @@ cdef void lend(WorkerState *worker, Loan *loan) noexcept nogil:
     """Give some connections of the group to the borrower. Without two connections there is nothing to share."""
     cdef uint32_t s
     cdef uint32_t borrower = loan.borrower  # once it has been told, the parcel may be gone
-    if worker.streams[0].owned[loan.group]:
+    if worker.n_streams and worker.streams[0].owned[loan.group]:
         for s in range(worker.n_streams):
             lend_stream(worker, worker.streams[s], loan, &loan.streams[s])
     if loan.n_connections == 0:
@@ -90,7 +104,7 @@ cdef void borrow_stream(StreamState *stream, Loan *loan, LentStream *lent) noexc
     cdef uint32_t slot, q
     cdef Query *query
     for slot in range(stream.max_sessions):
-        if lent.lent[slot]:
+        if lent.lent[slot] and stream.session_number[slot] <= lent.session_number[slot]:    # or another session has the slot by now
             stream.borrowed[at + slot] = 1
             stream.borrows[loan.group] += 1
             stream.next_row[at + slot] = lent.next_row[slot]
@@ -154,6 +168,7 @@ cdef Share *new_share(WorkerState *worker, StreamState *stream, uint32_t group) 
     share = <Share *> memory
     share.bytes = bytes_
     share.state_bytes = arena_size(bytes_)
+    share.borrower = worker.index
     share.stream = stream.index
     share.group = group
     share.n_queries = 0
@@ -236,6 +251,14 @@ cdef bint contribute(WorkerState *worker, StreamState *stream, uint32_t group, b
     return whole
 
 
+cdef bint has_panes(StreamState *stream, uint32_t group) noexcept nogil:
+    cdef uint32_t q
+    for q in range(stream.n_queries):
+        if stream.queries[q].sets[group].n:
+            return True
+    return False
+
+
 cdef bint give_back(WorkerState *worker, Loan *loan) noexcept nogil:
     """All panes, then the connections. False: no memory for the last share; try again."""
     cdef uint32_t s, slot, q
@@ -246,7 +269,8 @@ cdef bint give_back(WorkerState *worker, Loan *loan) noexcept nogil:
     cdef Connection *connection
     for s in range(loan.n_streams):
         stream = worker.streams[s]
-        if stream.borrows[loan.group] and not contribute(worker, stream, loan.group, True):
+        if (stream.borrows[loan.group] or has_panes(stream, loan.group)) \
+                and not contribute(worker, stream, loan.group, True):
             return False
     for s in range(loan.n_streams):
         stream = worker.streams[s]
@@ -293,8 +317,9 @@ cdef bint absorb_share(WorkerState *worker, Share *share) noexcept nogil:
             if not panes_absorb(query, &worker.context, panes, shared.panes, shared.n, shared.capacity, False):
                 return False
         share.taken += 1
-    for i in range(share.n_slots):
-        note_session(stream, share.slots[i], share.group, share.watermarks[i])
+    for i in range(share.n_slots):          # not of a slot that another session has by now: that was not lent
+        if stream.lent[<size_t> share.group * stream.max_sessions + share.slots[i]] == 1 + share.borrower:
+            note_session(stream, share.slots[i], share.group, share.watermarks[i])
     fs_count(&worker.arena.in_use, share.state_bytes)
     begin_advance(worker, stream, share.group, share.group + 1)
     arena_release(&worker.arena, share, share.bytes)

@@ -57,6 +57,9 @@ cdef class StreamHandle:
         self.state.counting = <uint64_t *> zeroed(groups * 8)
         self.state.arrived = <uint64_t *> zeroed(groups * 8)
         self.state.waiting = <uint64_t *> zeroed(groups * 8)
+        self.state.links = <uint64_t *> zeroed(groups * 8)
+        self.state.recent = <uint64_t *> zeroed(groups * 8)
+        self.state.busiest = <uint64_t *> zeroed(groups * 8)
         self.keys = KeySketch(stream, groups, worker + 1)
         self.state.sketches = &self.keys.sketches
         for g in range(groups):
@@ -87,6 +90,9 @@ cdef class StreamHandle:
             free(self.state.counting)
             free(self.state.arrived)
             free(self.state.waiting)
+            free(self.state.links)
+            free(self.state.recent)
+            free(self.state.busiest)
             free(self.state)
 
     def counters(self):
@@ -118,6 +124,11 @@ cdef class StreamHandle:
                 PyBuffer_Release(&waits)
         finally:
             PyBuffer_Release(&came)
+
+    def links(self, uint32_t group):
+        """(connections, rows that they brought a moment ago, rows of the busiest of them), as of the last sample."""
+        return (fs_load_relaxed(&self.state.links[group]), fs_load_relaxed(&self.state.recent[group]),
+                fs_load_relaxed(&self.state.busiest[group]))
 
     def watermarks(self):
         """{group: watermark} of the groups that this worker owns and that have one."""

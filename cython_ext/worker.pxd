@@ -61,7 +61,7 @@ cdef struct StreamState:
     int64_t *shared_until         # [groups] the watermark that the owner was told last
     uint8_t *counted              # [groups * max_sessions] the session's end in the group is counted
     uint8_t *session_state        # [max_sessions]
-    uint64_t *session_number      # [max_sessions] its place in the order of the stream's sessions, on every worker the same
+    uint64_t *session_number      # [max_sessions] the place of the slot's session among all that the stream has had
     uint64_t *seen_ns             # [max_sessions] when the session was last heard of; read by Python
     Query *queries[MAX_QUERIES]
     uint64_t received
@@ -75,6 +75,9 @@ cdef struct StreamState:
     uint64_t *counting            # [groups] room for a sample, which says:
     uint64_t *arrived             # [groups] rows that came by socket, read or not; read by Python
     uint64_t *waiting             # [groups] rows that were not worked off; read by Python
+    uint64_t *links               # [groups] connections; and of their recent rows,
+    uint64_t *recent              # [groups] the sum,
+    uint64_t *busiest             # [groups] and those of the busiest connection; read by Python
     Sketches *sketches            # the heaviest keys of each group; read by Python
 
 
@@ -164,3 +167,4 @@ cdef struct WorkerState:
     uint64_t barriers
     uint64_t sample_wanted        # Python raises it
     uint64_t sampled              # as of when `arrived` and `waiting` are
+    uint64_t sampled_ns

@@ -225,6 +225,7 @@ cdef class Worker:
         self.post_behind(order(DROP_QUERY, stream, 0, 0, query.query))
 
     def register_session(self, int stream, int slot, int64_t number):
+        """`number` tells the sessions apart that have the slot one after the other, and orders all of a stream's."""
         self.post(order(REGISTER_SESSION, stream, slot, number, NULL))
 
     def free_session(self, int stream, int slot):
@@ -429,6 +430,10 @@ cdef class Worker:
     def has_sampled(self):
         """It has done so since it was last wanted, or never will."""
         return fs_load_acquire(&self.state.sampled) == self.state.sample_wanted or self.ended
+
+    @property
+    def busy_ns(self):
+        return fs_load_relaxed(&self.state.busy_ns)
 
     def progress(self):
         """(rows, batches that they came in, connections) so far."""

@@ -36,6 +36,7 @@ from flexstream.wire import (
     error_frame,
     frame,
     json_frame,
+    lanes_frame,
     signed,
 )
 
@@ -265,12 +266,18 @@ class Acceptor:
         crc, ack_bytes = hello.data_options(said)
         promise = hello.promise(said)
         row_bytes = port.stream.schema.row_bytes
-        owner = self._engine.placement()[header.group]
+        placement = self._engine.placement()
+        owner, came_as = placement[header.group], header.group
+        document: dict[str, Any] = {"version": VERSION, "peer": list(peer)}
+        if lane := hello.lane(said):
+            session = port.sessions.lane(session, header.group, lane)
+            came_as = self._engine.lanes.arrives_as(header.group, lane)
+            document["lane"] = lane
         local = sock.getsockname()[:2]
         fd = sock.detach()
         nic = self._engine.nic
-        aligned, stale = nic.arrived(fd, Arrival(peer, local, header.group, owner, listener, promise))
-        document = {"version": VERSION, "peer": list(peer), "local": list(local), "aligned": aligned}
+        aligned, stale = nic.arrived(fd, Arrival(peer, local, came_as, placement[came_as], listener, promise))
+        document |= {"local": list(local), "aligned": aligned}
         if stale:  # it steered by an old key: give it the present one
             document["nic"] = self._engine.nic_facts()
         rows = max(1, self._engine.frame_bytes // row_bytes)
@@ -284,6 +291,7 @@ class Acceptor:
             os.close(fd)
             raise
         session.connections += 1
+        session.groups[header.group] += 1
 
     def connection_closed(
         self, port: StreamPort, fd: int, group: int, slot: int, why: int, ended: bool
@@ -293,6 +301,7 @@ class Acceptor:
         session = port.sessions.at(slot)
         if session is not None:
             session.connections -= 1
+            session.groups[group] -= 1
         if why > 0:
             code = ErrorCode(why)
             self._count(code.code)
@@ -338,12 +347,18 @@ class Acceptor:
     async def _control(
         self, sock: socket.socket, peer: tuple[str, int], port: StreamPort, said: dict[str, Any]
     ) -> None:
+        most, lanes_open = hello.lanes(said)
         session = port.sessions.register(
-            said["producer"], said.get("epoch", 0), f"{peer[0]}:{peer[1]}", control=sock
+            said["producer"], said.get("epoch", 0), f"{peer[0]}:{peer[1]}", control=sock, lanes_open=lanes_open
         )
         loop = asyncio.get_running_loop()
         try:
             await loop.sock_sendall(sock, self._control_ack(sock, peer, port, session))
+            if most and session.control is sock:
+                session.speak = lambda data: self._call(lambda: _say(sock, data))
+                session.most_lanes = most
+                for group, lanes in self._engine.lanes.all_wanted().items():  # asked for since the ACK was made
+                    _say(sock, lanes_frame(group, lanes))
             await self._control_frames(sock, port, session)
         finally:
             port.sessions.broken(session, sock)
@@ -364,6 +379,7 @@ class Acceptor:
             "frame_bytes": self._engine.frame_bytes,
             "max_frame_bytes": MAX_FRAME_BYTES,
             "epoch": session.epoch,
+            "lanes": {str(g): list(lanes.items()) for g, lanes in self._engine.lanes.all_wanted().items()},
         }
         rows = max(1, self._engine.frame_bytes // stream.schema.row_bytes)
         return json_frame(FrameType.ACK, CONTROL_GROUP, document, value=rows)
@@ -383,7 +399,7 @@ class Acceptor:
                 )
             opened = await self._exactly(sock, header.payload_bytes)
             check_crc(header, opened)
-            if session.control is not sock:
+            if session.control is not sock or port.sessions.at(session.slot) is not session:
                 raise Refused(ErrorCode.FENCED)
             if header.type is FrameType.WATERMARK:
                 for worker in self._engine.workers:
@@ -419,6 +435,17 @@ def _last_word(sock: socket.socket, code: ErrorCode, message: str) -> None:
     with contextlib.suppress(OSError):
         sock.send(error_frame(code, message))
     sock.close()
+
+
+def _say(sock: socket.socket, data: bytes) -> None:
+    """A frame that nobody waits for. What does not fit ends the connection: the next one is told everything anew."""
+    with contextlib.suppress(OSError):
+        try:
+            whole = sock.send(data) == len(data)
+        except BlockingIOError:
+            whole = False
+        if not whole:
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +27,14 @@ from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd
 from flexstream.engine_options import balances, check_data_dir, check_sizes, data_address, worker_cores
-from flexstream.engine_status import engine_status, group_rows, open_windows
+from flexstream.engine_orders import Orders
+from flexstream.engine_status import engine_status, group_rows, open_windows, worker_threads
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
 from flexstream.hello import StreamPort
+from flexstream.lane_book import LaneBook
 from flexstream.loads import Loads
-from flexstream.moving import GroupMove, Mover
+from flexstream.moving import Mover
 from flexstream.nic_service import NicService
 from flexstream.optimise import optimise
 from flexstream.pings import Pings
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 DEFAULT_STATE_BYTES = 4 << 30
 
 
-class Engine:
+class Engine(Orders):
     """Runs queries over streams on native workers, one per core.
 
     workers: how many, or the list of cores to pin them to. groups: G, the number of key groups. data_dir: where
@@ -106,7 +108,7 @@ class Engine:
         self._retention = {"retention_bytes": retention_bytes, "retention_s": retention_s}
         self._max_sessions = max_sessions
         self._expected_producers = expected_producers
-        self._variants = Variants(compile, threads=self._worker_threads)
+        self._variants = Variants(compile, threads=lambda: worker_threads(self))
         self._lock = threading.RLock()
         self._catalog = threading.RLock()  # held, before _lock, by whoever changes streams and queries, or moves groups
         self._catalog_changes = self._settled_changes = 0
@@ -117,6 +119,7 @@ class Engine:
         self._next_number = 1
         self.started_at = time.monotonic()
         self._acceptor: Acceptor | None = None
+        self.lanes = LaneBook(lambda: list(self._by_index), self.placement, self._ordered_queries)
         self._closed = False
         host, port = data_address(listen, token) if listen is not None else (None, 0)
         if host is not None:
@@ -145,7 +148,7 @@ class Engine:
             self._placement, self.workers, self._catalog, self._queries_of_streams, self._settle_catalog,
             self.nic.follow, max_sessions,
         )  # fmt: skip
-        self.mover.ordered_queries = lambda: [name for name, q in self._queries.items() if q.states[0].ordered]
+        self.mover.shared.lanes, self.mover.shared.ordered_queries = self.lanes, self._ordered_queries
         self._pings = Pings(self.workers)
         self._feeder = Feeder(self.workers, groups, self._placement, self.mover.routing, self._check_alive)
         self.collector = Collector(
@@ -161,7 +164,8 @@ class Engine:
         )
         self.staging = Staging(self, self._feeder, self._barrier, self._data_dir, stage_limit_bytes, stage_timeout_s)
         loads = Loads(self.workers, groups, lambda: list(self._by_index), self._feeder.handed)
-        self.rebalancer = Rebalancer(loads, self.mover, self.placement, self.collector.latencies, auto=auto)
+        latencies = self.collector.latencies
+        self.rebalancer = Rebalancer(loads, self.mover, self.placement, latencies, auto=auto, lanes=self.lanes)
         for worker in self.workers:
             worker.start()
         self.collector.start()
@@ -373,11 +377,6 @@ class Engine:
         """The worker of each group."""
         return list(self._placement.owners())
 
-    def move(self, targets: Mapping[int, int], reason: str = "asked for") -> list[GroupMove]:
-        """Move groups to workers, {group: worker}, while rows arrive. Returns when they are settled there."""
-        self._check_open()
-        return self.mover.move(targets, reason)
-
     def _queries_of_streams(self) -> list[int]:
         return [sum(q.stream is s for q in self._by_number.values()) for s in self._by_index]
 
@@ -396,8 +395,8 @@ class Engine:
         """Everything that there is to know, as plain data (docs/operations.md)."""
         return engine_status(self)
 
-    def _worker_threads(self) -> list[int]:
-        return [worker.stats()["thread_id"] for worker in self.workers]
+    def _ordered_queries(self) -> list[str]:
+        return [name for name, running in list(self._queries.items()) if running.states[0].ordered]
 
     def _group_rows(self) -> list[int]:
         return group_rows(list(self._by_index), self.groups)

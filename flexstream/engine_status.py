@@ -20,6 +20,8 @@ def engine_status(engine: Engine) -> dict[str, Any]:
     streams, queries = engine.running()
     acceptor = engine.acceptor
     workers = [worker.stats() for worker in engine.workers]
+    arrived = engine.nic.connections()
+    away = sum(split.away for split in engine.mover.splits())
     return {
         "uptime_s": round(time.monotonic() - engine.started_at, 3),
         "groups": engine.groups,
@@ -38,7 +40,9 @@ def engine_status(engine: Engine) -> dict[str, Any]:
             "open": sum(w["connections"] for w in workers),
             "accepted": acceptor.accepted if acceptor else 0,
             "pending_hello": acceptor.pending if acceptor else 0,
-            **engine.nic.connections(),
+            **arrived,
+            "misaligned": arrived["misaligned"] + away,
+            "split_away": away,
             "closed": dict(acceptor.closed) if acceptor else {},
         },
         "latency": engine.collector.latencies.summary(),
@@ -81,7 +85,8 @@ def stream_status(running: RunningStream, staged: int, dropped: int) -> dict[str
 
 
 def _session(running: RunningStream, session: Session) -> dict[str, Any]:
-    marks = [handle.session_watermark(session.slot) for handle in running.handles]
+    family = [one for one in session.family() if one is session or one.state != "ended"]
+    marks = [handle.session_watermark(one.slot) for handle in running.handles for one in family]
     least = None if None in marks else min(marks)
     return {
         "producer": session.producer,
@@ -89,8 +94,14 @@ def _session(running: RunningStream, session: Session) -> dict[str, Any]:
         "state": session.state,
         "peer": session.peer,
         "watermark": None if least == _FOREVER else least,
-        "connections": session.connections,
+        "connections": sum(one.connections for one in family),
+        "further_lanes": len(family) - 1,
     }
+
+
+def worker_threads(engine: Engine) -> list[int]:
+    """As the kernel numbers them."""
+    return [worker.stats()["thread_id"] for worker in engine.workers]
 
 
 def query_status(running: RunningQuery) -> dict[str, Any]:

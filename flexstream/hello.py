@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from flexstream.lane_book import LaneBook
 from flexstream.nic.ports import Promise
 from flexstream.nic_service import NicService
 from flexstream.sessions import Session, StreamSessions
@@ -15,6 +16,7 @@ from flexstream.wire import CONTROL_GROUP, MAX_HELLO_BYTES, STAGE_GROUP, VERSION
 
 DEFAULT_ACK_BYTES = 128 * 1024
 MAX_ACK_BYTES = 1 << 40
+MAX_LANE = (1 << 32) - 1
 
 WHY = {
     ErrorCode.BAD_MAGIC: "the bytes are not a frame: the magic is wrong",
@@ -55,6 +57,7 @@ class Host(Protocol):
     workers: list[Any]
     nic: NicService
     staging: Any
+    lanes: LaneBook
 
     def port_of(self, stream: str) -> StreamPort | None: ...
     def placement(self) -> list[int]: ...
@@ -124,6 +127,24 @@ def data_options(hello: dict[str, Any]) -> tuple[bool, int]:
         raise Refused(ErrorCode.BAD_HELLO, f"crc must be true or false, not {crc!r:.80}")
     _whole(ack_bytes, "ack_bytes", MAX_ACK_BYTES)
     return crc, ack_bytes
+
+
+def lane(hello: dict[str, Any]) -> int:
+    """The number of a further lane; 0: the connection is its group's first."""
+    number = hello.get("lane", 0)
+    _whole(number, "lane", MAX_LANE)
+    return int(number)
+
+
+def lanes(hello: dict[str, Any]) -> tuple[int, frozenset[int]]:
+    """(how many further lanes the producer of a control connection would open, the numbers of those that it has)."""
+    most, there = hello.get("lanes", 0), hello.get("lanes_open", [])
+    _whole(most, "lanes", MAX_LANE)
+    if not isinstance(there, list):
+        raise Refused(ErrorCode.BAD_HELLO, f"lanes_open must be a list of lane numbers, not {there!r:.80}")
+    for number in there:
+        _whole(number, "lanes_open", MAX_LANE)
+    return most, frozenset(there)
 
 
 def promise(hello: dict[str, Any]) -> Promise | None:

@@ -44,6 +44,10 @@ class Loads:
         self._totals = np.zeros((0, groups))
         self._batches = 0.0
         self._last_s: float | None = None
+        self._came = np.zeros((len(workers), groups))
+        self._busy_ns = np.zeros(len(workers))
+        self.busy = np.zeros(len(workers))  # share of each worker's time that is not idle, in the last seconds
+        self.by_worker = np.zeros((len(workers), groups))  # as `steady`, of connections, for the worker that has them
         self.fresh = np.zeros(groups)  # rows that came since the look before, worked off or not
         self.fresh_batches = 0.0
         self.waiting = np.zeros(groups)  # rows in sockets, and fed rows that no worker has begun
@@ -74,9 +78,13 @@ class Loads:
         streams = self._streams()
         totals = np.zeros((len(streams), self._groups))
         waiting = np.zeros(self._groups)
+        came = np.zeros_like(self._came)
         for rows, running in zip(totals, streams, strict=True):
-            for handle in running.handles:
-                handle.add_load(rows, waiting)
+            mine = np.zeros_like(came)
+            for of_worker, handle in zip(mine, running.handles, strict=True):
+                handle.add_load(of_worker, waiting)
+            came += mine
+            rows += mine.sum(axis=0)
             handed = self._handed.get(running.index, 0.0)  # read after what was taken: never less than that
             rows += handed
             waiting += handed
@@ -89,7 +97,26 @@ class Loads:
         self.steady = self.steady * fade + fresh
         self.fresh, self.fresh_batches = fresh.sum(axis=0), batches - self._batches
         self.waiting = np.maximum(waiting, 0.0)
+        self.by_worker = self.by_worker * fade + np.maximum(came - self._came, 0.0)
+        busy_ns = np.array([worker.busy_ns for worker in self._workers], np.float64)
+        if self._last_s is not None and now_s > self._last_s:
+            share = np.clip((busy_ns - self._busy_ns) / (1e9 * (now_s - self._last_s)), 0.0, 1.0)
+            self.busy = self.busy * fade + share * (1.0 - fade)
+        self._busy_ns, self._came = busy_ns, came
         self._totals, self._batches, self._last_s = totals, batches, now_s
+
+    def forget_parts(self, group: int) -> None:
+        """It is served by other workers than before."""
+        self.by_worker[:, group] = 0.0
+
+    def links(self, group: int) -> tuple[int, float]:
+        """(connections of the group, the part of its rows that the busiest of them has), as of the last sample."""
+        count = rows = busiest = 0
+        for running in self._streams():
+            for handle in running.handles:
+                links, recent, most = handle.links(group)
+                count, rows, busiest = count + links, rows + recent, max(busiest, most)
+        return count, busiest / rows if rows else 0.0
 
     def heaviest_keys(self, group: int, worker: int, stream: int) -> tuple[int, list[tuple[Any, int]]]:
         """(rows sampled, [(key, at least so many of them)]) of a group of the stream, at that worker."""

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexstream.cython_ext.placement import LoanHandle, MoveHandle, Placement
+from flexstream.cython_ext.placement import MoveHandle, Placement
 from flexstream.cython_ext.worker import now_ns
 from flexstream.errors import EngineError
+from flexstream.splits import Split, Splits
 
 STEPS = ("flag", "grace", "sweep", "table", "drain", "adopt", "clear")
 GRACE_S = 5.0
@@ -59,24 +60,6 @@ class GroupMove:
         }
 
 
-@dataclass(frozen=True)
-class Split:
-    """A group whose connections are served by two workers; the owner merges and fires."""
-
-    group: int
-    owner: int
-    borrower: int
-    connections: int
-
-    def to_dict(self) -> dict[str, int]:
-        return {
-            "group": self.group,
-            "owner": self.owner,
-            "borrower": self.borrower,
-            "connections": self.connections,
-        }
-
-
 class Mover:
     """Moves groups for one engine: one batch of moves at a time, any number of groups in it.
 
@@ -107,12 +90,10 @@ class Mover:
         self._under_way: dict[int, GroupMove] = {}
         self._numbers = 0
         self._stopping = False
-        self._loans: dict[int, Split] = {}
-        self._stuck: list[Any] = []  # parcels that a worker may still have
+        self.shared = Splits(placement, workers, queries_of_streams, max_sessions)
         self.moved = 0
         self.nic_errors = 0
         self.history: deque[GroupMove] = deque(maxlen=HISTORY)
-        self.ordered_queries: Callable[[], list[str]] = list  # those that need rows in the order of arrival
         self.interrupt: Callable[[str], None] = lambda step: None
 
     def move(self, targets: Mapping[int, int], reason: str = "asked for", timeout: float = SETTLE_S) -> list[GroupMove]:
@@ -126,7 +107,7 @@ class Mover:
             if self._stopping:
                 raise EngineError("the engine is stopping: nothing moves any more", code="closed")
             self._finish(self.under_way(), timeout)
-            self._unsplit(targets, timeout)
+            self.shared.join(targets, timeout)
             owners = self._placement.owners()
             moves = [self._new(g, owners[g], w, reason) for g, w in sorted(targets.items()) if owners[g] != w]
             if moves:
@@ -135,77 +116,33 @@ class Mover:
 
     # -- splits
 
-    def split(self, group: int, borrower: int, share: int = 50, timeout: float = SETTLE_S) -> Split:
-        """Let `borrower` serve connections with about `share` percent of the group's rows, beside the owner.
+    def split(self, group: int, workers: int | Iterable[int], timeout: float = SETTLE_S) -> Split:
+        """Let these workers serve connections of the group beside its owner, about the same part of its rows each.
 
         Raises EngineError: the group is split already, or has fewer than two connections: a connection is served by
         one worker only.
         """
-        self._check({group: borrower})
+        borrowers = [workers] if isinstance(workers, int) else list(workers)
+        for worker in borrowers:
+            self._check({group: worker})
         with self._settled_catalog(timeout):
             self._finish(self.under_way(), timeout)
-            owner = self._placement.owner(group)
-            if ordered := self.ordered_queries():
-                raise EngineError(
-                    f"group {group} cannot be split: {', '.join(ordered)} needs its rows in the order of arrival",
-                    code="not_split",
-                    hint="order_hash keeps a group on one worker; cancel the query first",
-                )
-            if group in self._loans or borrower == owner:
-                raise EngineError(
-                    f"group {group} cannot be split to worker {borrower}: "
-                    + ("it is split already" if group in self._loans else "that is its owner"),
-                    code="not_split",
-                )
-            if not self._placement.grace(self._placement.publish([group], ()), GRACE_S):
-                raise self._unsplit_error(group, "a worker did not come to a quiescent point")
-            loan = self._loan(group, owner, borrower, share)
-            self._workers[owner].split(loan)
-            if not loan.done(timeout):
-                self._stuck.append(loan)
-                raise self._unsplit_error(group, f"worker {borrower} has not answered after {timeout:g} s")
-            if loan.connections == 0:
-                raise self._unsplit_error(
-                    group,
-                    "it has not two connections that could be served apart: one connection is one worker's",
-                )
-            self._loans[group] = Split(group, owner, borrower, loan.connections)
-            return self._loans[group]
+            return self.shared.split(group, borrowers, timeout)
 
-    def _loan(self, group: int, owner: int, borrower: int, share: int) -> Any:
-        return LoanHandle(group, owner, borrower, share, self._queries_of_streams(), self._max_sessions)
-
-    def _unsplit_error(self, group: int, why: str) -> EngineError:
-        self._placement.grace(self._placement.publish((), [group]), GRACE_S)
-        return EngineError(f"group {group} cannot be split: {why}", code="not_split")
-
-    def unsplit(self, group: int, timeout: float = SETTLE_S) -> None:
+    def unsplit(self, group: int, timeout: float = SETTLE_S, *, keep_lanes: bool = False) -> list[Split]:
         """The owner serves all connections of the group again. A group that is not split stays as it is."""
         with self._one_at_a_time, self._catalog:
-            self._unsplit([group], timeout)
+            return self.shared.join([group], timeout, keep_lanes=keep_lanes)
 
     @contextmanager
     def without_splits(self, timeout: float = SETTLE_S) -> Iterator[None]:
         """The catalog, to change it: a borrower and an owner have the same queries."""
         with self._one_at_a_time, self._catalog:
-            self._unsplit(list(self._loans), timeout)
+            self.shared.join([split.group for split in self.splits()], timeout)
             yield
 
-    def _unsplit(self, groups: Iterable[int], timeout: float) -> None:
-        for group in [group for group in groups if group in self._loans]:
-            split = self._loans[group]
-            loan = self._loan(group, split.owner, split.borrower, 0)
-            self._workers[split.borrower].recall(loan)
-            if not loan.done(timeout):
-                self._stuck.append(loan)
-                raise EngineError(
-                    f"worker {split.borrower} has not given group {group} back after {timeout:g} s", code="not_settled"
-                )
-            del self._loans[group]
-            self._placement.grace(self._placement.publish((), [group]), GRACE_S)
-
     def splits(self) -> list[Split]:
-        return list(self._loans.values())
+        return self.shared.standing()
 
     @contextmanager
     def _settled_catalog(self, timeout: float) -> Iterator[None]:
@@ -228,9 +165,7 @@ class Mover:
     def _new(self, group: int, source: int, target: int, reason: str) -> GroupMove:
         self._numbers += 1
         move = GroupMove(self._numbers, group, source, target, reason)
-        move.handle = MoveHandle(
-            move.number, group, source, target, self._queries_of_streams(), self._max_sessions
-        )
+        move.handle = MoveHandle(move.number, group, source, target, self._queries_of_streams(), self._max_sessions)
         self.history.append(move)
         return move
 

@@ -15,6 +15,7 @@ from flexstream.client.discovery import Address
 from flexstream.client.session import DEFAULT_REPLAY_BYTES, Session, Settings
 from flexstream.client.staging import StageSession
 from flexstream.cython_ext import sender as native
+from flexstream.cython_ext.further_lanes import MOST as MOST_LANES
 from flexstream.durations import Duration
 from flexstream.errors import BackPressure, ConfigError, ConnectError, FlexStreamError
 from flexstream.stream import Stream
@@ -40,6 +41,9 @@ class Producer:
     (`"raise"`). Frames leave when they are full or `linger_ms` old. With `watermark="auto"` the session's
     watermark is the largest event time of completed `send` calls minus `max_disorder`; rows within one call
     may come in any order.
+
+    A group that is hotter than a core is served by several cores; for that the server asks for further connections of
+    it, at most `lanes` at a time (0: none). Nothing else changes: rows of a group then arrive on several connections.
 
     Several threads may call `send`; their calls are served one at a time. Used as a context manager it ends
     the stream properly: without `close()` the server waits for this session until it times out.
@@ -71,13 +75,14 @@ class Producer:
         connect_timeout_s: float = 5,
         retry_s: float = 30,
         replay_bytes: int = DEFAULT_REPLAY_BYTES,
+        lanes: int = MOST_LANES,
         stage: str | Literal[True] | None = None,
     ) -> None:
         self._session: Session | None = None
         self._stages: StageSession | None = None
         _one_of("watermark", watermark, ("auto", "explicit"))
         _one_of("on_full", on_full, ("block", "raise"))
-        _not_negative(linger_ms=linger_ms, retry_s=retry_s, replay_bytes=replay_bytes)
+        _not_negative(linger_ms=linger_ms, retry_s=retry_s, replay_bytes=replay_bytes, lanes=lanes)
         self._blocking = on_full == "block"
         self._explicit = watermark == "explicit"
         self._send_lock = threading.Lock()
@@ -105,6 +110,7 @@ class Producer:
             connect_timeout_s=connect_timeout_s,
             retry_s=retry_s,
             replay_bytes=replay_bytes,
+            lanes=lanes,
         )
         self._session = session = Session(settings, expected)
         self._pack = session.stream.schema.pack

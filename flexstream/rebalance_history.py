@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +27,7 @@ class Entry:
     text: str
     numbers: dict[str, Any] = field(default_factory=dict)
     moves: list[Any] = field(default_factory=list)  # GroupMove
+    span_ns: tuple[int, int] | None = None  # of a split, or its end
     error: str | None = None
     repeated: int = 1
     latency: dict[str, Any] | None = None
@@ -35,7 +35,7 @@ class Entry:
 
     def measure(self, latency: Latency) -> None:
         """The latency while it moved, once that is past."""
-        stamps = _stamps(self.moves)
+        stamps = self._stamps()
         if stamps and self.latency is None:
             end_ns = max(stamps) + int(LATENCY_TAIL_S * 1e9)
             if time.monotonic_ns() > end_ns:
@@ -44,8 +44,11 @@ class Entry:
     @property
     def took_ms(self) -> float | None:
         """From the first step of the first move to the last step of the last."""
-        stamps = _stamps(self.moves)
+        stamps = self._stamps()
         return round((max(stamps) - min(stamps)) / 1e6, 3) if stamps else None
+
+    def _stamps(self) -> list[int]:
+        return [at for move in self.moves for at in move.steps.values()] + list(self.span_ns or ())
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -59,10 +62,6 @@ class Entry:
             "latency": self.latency,
             **self.numbers,
         }
-
-
-def _stamps(moves: Iterable[Any]) -> list[int]:
-    return [at for move in moves for at in move.steps.values()]
 
 
 def decision_numbers(decision: Decision) -> dict[str, Any]:

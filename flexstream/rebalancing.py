@@ -11,16 +11,18 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from flexstream.errors import EngineError, FlexStreamError
 from flexstream.nic.balancer import Balancer, BalancerConfig, Decision, Verdict
-from flexstream.nic.placement_plan import Limits, Plan, plan
+from flexstream.nic.placement_plan import Limits, Plan, plan, worker_percent
 from flexstream.rebalance_history import LATENCY_TAIL_S, Entry, Latency, decision_numbers, plan_numbers
+from flexstream.rebalance_splits import SplitKeeper
 from flexstream.rebalance_watch import LoadSource, Watch, imbalance
+from flexstream.splits import LaneSource, NoLanes
 
 log = logging.getLogger("flexstream.rebalance")
 
@@ -41,6 +43,8 @@ class Moves(Protocol):
     def move(self, targets: Mapping[int, int], reason: str = ..., timeout: float = ...) -> list[Any]: ...
     def under_way(self) -> list[Any]: ...
     def splits(self) -> list[Any]: ...
+    def split(self, group: int, workers: Sequence[int], timeout: float = ...) -> Any: ...
+    def unsplit(self, group: int, timeout: float = ..., *, keep_lanes: bool = ...) -> list[Any]: ...
 
 
 class Rebalancer(threading.Thread):
@@ -56,6 +60,7 @@ class Rebalancer(threading.Thread):
         auto: bool,
         config: BalancerConfig = BalancerConfig(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.monotonic,
+        lanes: LaneSource = NoLanes(),  # noqa: B008 - has no state
     ) -> None:
         super().__init__(name="fs-rebalancer", daemon=True)
         self._loads = loads
@@ -74,6 +79,7 @@ class Rebalancer(threading.Thread):
         self.auto = auto
         self._watch = Watch(loads, groups, clock, self._stopping)
         self._decision: Decision | None = None
+        self.splitter = SplitKeeper(loads, mover, lanes, placement, clock)
 
     # -- the thread
 
@@ -110,6 +116,7 @@ class Rebalancer(threading.Thread):
                 self.balancer.alarm(now_s, forget=True)
             if self.balancer.due(now_s):
                 self._tick(now_s, turned)
+            self._look_at_splits(now_s)
             if self._watch.quiet:
                 return QUIET_LOOK_S
             return LOOK_S if self.balancer.next_at_s - now_s <= 2 * LOOK_S else CALM_LOOK_S
@@ -128,6 +135,10 @@ class Rebalancer(threading.Thread):
                 self._carry_out(entry, targets, MOVE_TIMEOUT_S)
             except FlexStreamError as error:
                 log.warning("rebalance_failed", extra={"fields": {"why": error.message, "plan": decision.text}})
+            self._watch.moved()
+
+    def _look_at_splits(self, now_s: float) -> None:
+        if self.splitter.look(now_s, self._watch.steady_rows(), self.limits(), self._history.append):
             self._watch.moved()
 
     def _note_decision(self, decision: Decision) -> Entry:
@@ -152,15 +163,17 @@ class Rebalancer(threading.Thread):
     # -- what it may do
 
     def limits(self) -> Limits:
-        return Limits(self._loads.workers, inactive=self._inactive, frozen=self._frozen | self._busy())
+        return self._limits(self._inactive)
 
-    def _busy(self) -> set[int]:
-        """Groups that are on their way, or split: they stay where they are."""
-        return {move.group for move in self._mover.under_way()} | {split.group for split in self._mover.splits()}
+    def _limits(self, inactive: frozenset[int]) -> Limits:
+        """Groups that are on their way, or split, stay where they are."""
+        moving = {move.group for move in self._mover.under_way()}
+        split, parts = self.splitter.shares()
+        return Limits(self._loads.workers, inactive, self._frozen | moving, split, parts=parts)
 
     def _plan(self, inactive: frozenset[int], *, spread: bool = False) -> Plan:
         """On the rows of the last seconds. `spread`: without any, count every group as equal."""
-        limits = Limits(self._loads.workers, inactive=inactive, frozen=self._frozen | self._busy())
+        limits = self._limits(inactive)
         rows = self._watch.steady_rows()
         if spread and not rows.any():
             rows = np.ones(len(rows))
@@ -216,6 +229,7 @@ class Rebalancer(threading.Thread):
                     code="frozen",
                     hint="flexstream rebalance freeze --off lets them go",
                 )
+            self.splitter.leave(worker)
             self._refresh()
             made = self._plan(inactive)
             self._inactive = inactive
@@ -233,6 +247,38 @@ class Rebalancer(threading.Thread):
             made = self._plan(self._inactive, spread=True)
             targets = {g: t for g, _, t in made.moves}
             return self._do("add", f"worker {worker} is active: {made.text}", targets, plan_numbers(made))
+
+    def split(self, group: int, workers: Iterable[int]) -> dict[str, Any]:
+        """These workers serve the group's connections beside its owner (which may be named or not).
+
+        Producers that know lanes are asked for one for each worker. Raises EngineError: one connection cannot be
+        shared, or the group is split already.
+        """
+        self._check_group(group)
+        chosen = list(workers)
+        for worker in chosen:
+            self._check_worker(worker)
+        with self._acting:
+            if drained := sorted(set(chosen) & self._inactive):
+                raise EngineError(
+                    f"worker {drained[0]} is drained", code="drained", hint=f"flexstream rebalance add {drained[0]}"
+                )
+            self._refresh()
+            return self._finished(self.splitter.split(group, chosen, self._refresh))
+
+    def unsplit(self, group: int) -> dict[str, Any]:
+        """The owner serves all connections of the group again, and its producers end their lanes."""
+        self._check_group(group)
+        with self._acting:
+            return self._finished(self.splitter.unsplit(group))
+
+    def _finished(self, entry: Entry) -> dict[str, Any]:
+        self._history.append(entry)
+        if entry.span_ns is not None:
+            self._watch.moved()
+            time.sleep(LATENCY_TAIL_S)
+        entry.measure(self._latency)
+        return entry.to_dict()
 
     def set_auto(self, on: bool) -> dict[str, Any]:
         with self._acting:
@@ -293,7 +339,8 @@ class Rebalancer(threading.Thread):
         placement = self._placement()
         rows = self._watch.steady_rows()
         total = float(rows.sum())
-        shares = np.bincount(placement, rows, self._loads.workers) / total if total else None
+        limits = self.limits()
+        shares = worker_percent(rows, np.array(placement, np.int32), limits) / total if total else None
         waiting = np.bincount(placement, self._loads.waiting, self._loads.workers)
         decision = self._decision
         last = next((entry for entry in reversed(self._history) if entry.moves), None)
@@ -304,8 +351,9 @@ class Rebalancer(threading.Thread):
             "automatic": self.auto,
             "frozen": sorted(self._frozen),
             "inactive": sorted(self._inactive),
-            "split": [split.to_dict() for split in self._mover.splits()],
-            "imbalance_percent": round(imbalance(rows, nothing, placement, self.limits(), self.balancer.config), 1)
+            "split": self.splitter.status(),
+            "too_hot": list(self.splitter.too_hot.values()),
+            "imbalance_percent": round(imbalance(rows, nothing, placement, limits, self.balancer.config), 1)
             if total
             else None,
             "dead_band_percent": round(decision.dead_band_percent, 1)
@@ -317,7 +365,7 @@ class Rebalancer(threading.Thread):
             "nic_errors": self._mover.nic_errors,
             "under_way": [move.to_dict() for move in self._mover.under_way()],
             "last": last.to_dict() if last is not None else None,
-            "hot": self._loads.hot(placement),
+            "hot": [self._said_of(hot, limits) for hot in self._loads.hot(placement)],
             "workers": [
                 {
                     "worker": worker,
@@ -330,3 +378,12 @@ class Rebalancer(threading.Thread):
                 for worker, core in enumerate(self._loads.cores())
             ],
         }
+
+    @staticmethod
+    def _said_of(hot: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        """A hot group with what is done about it."""
+        workers = limits.split.get(hot["group"])
+        if workers is None:
+            return hot
+        shared = f"{hot['text']}; split over workers {', '.join(map(str, workers))}"
+        return {**hot, "split": list(workers), "text": shared}

@@ -36,6 +36,7 @@ class SessionClock(threading.Thread):
             for running in list(self._streams):
                 running.sessions.expire(self._session_timeout_s)
                 for session in running.sessions.all():
-                    seen = max(handle.seen_ns(session.slot) for handle in running.handles)
+                    slots = [one.slot for one in session.family()]
+                    seen = max(handle.seen_ns(slot) for handle in running.handles for slot in slots)
                     if session.state == "live" and seen and min(drained, now_ns()) - seen > self._idle_ns:
                         running.sessions.set_idle(session)

@@ -4,18 +4,23 @@ A session is a producer's life on a stream. It gets a slot, which is its index i
 through reconnects until it has ended in every group, and for a while after that: a producer whose last ACKs were
 lost comes back and must not be counted again. Workers own the watermarks; this is the book that says which slots are
 in use and why.
+
+A further lane of a group has a slot of its own: to workers it is a session that has ended in all groups but one. So its
+rows have their own numbers, and its watermark holds the group, from before its first row until its EOS.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexstream.wire import ErrorCode
+from flexstream.wire import ErrorCode, bitmap
 
+MOST_LANES = 64  # of one session in one group
 FEED = "feed"  # the producer name of rows that are fed in-process
 
 
@@ -33,7 +38,7 @@ class Session:
     epoch: int
     slot: int
     peer: str
-    number: int = 0  # sessions of a stream in the order in which they first registered, from 1
+    number: int = 0  # sessions of a stream, lanes too, in the order in which they first registered, from 1
     state: str = "live"  # live | idle | broken | ending | ended
     connections: int = 0
     fed: bool = False  # its rows are fed in-process: its promises must stay behind them
@@ -43,6 +48,17 @@ class Session:
     ended_groups: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
     on_ended: list[Callable[[], object]] = field(default_factory=list)
+    groups: Counter[int] = field(default_factory=Counter)  # connections of each, further lanes not counted
+    most_lanes: int = 0  # further lanes that its producer would open
+    speak: Callable[[bytes], object] | None = None  # a frame to its control connection, while there is one
+    lanes: dict[tuple[int, int], Session] = field(default_factory=dict)  # (group, number): further lanes
+    parent: Session | None = None  # of a further lane: the session that it belongs to
+    lane: tuple[int, int] | None = None  # its key there
+
+    def family(self) -> list[Session]:
+        """The session, or its parent, with all lanes: they live and end together."""
+        whole = self.parent or self
+        return [whole, *whole.lanes.values()]
 
 
 class StreamSessions:
@@ -71,12 +87,14 @@ class StreamSessions:
                 worker.hold(index, True)
 
     def register(
-        self, producer: str, epoch: int, peer: str, control: object | None = None, *, fed: bool = False
-    ) -> Session:
+        self, producer: str, epoch: int, peer: str, control: object | None = None, *, fed: bool = False,
+        lanes_open: frozenset[int] = frozenset(),
+    ) -> Session:  # fmt: skip
         """Register, or come back. Raises SessionRefused: stale epoch, no slot left.
 
         One that is ending, or has ended not long ago, may come back with its epoch: its ACKs may have been lost,
-        and what it sends again is known here. With a later epoch it is a new life.
+        and what it sends again is known here. With a later epoch it is a new life. Further lanes that are not among
+        `lanes_open` are nobody's any more, and end.
         """
         with self._lock:
             session = self._by_producer.get(producer)
@@ -95,7 +113,11 @@ class StreamSessions:
             session.epoch = epoch
             session.peer = peer
             session.control = control
+            session.speak = None
             session.broken_at = 0.0
+            for (_, number), lane in list(session.lanes.items()):
+                if number not in lanes_open:
+                    self._disown(session, lane)
             if session.state not in ("ending", "ended"):
                 self._wake(session)
             return session
@@ -113,10 +135,64 @@ class StreamSessions:
 
     def _free(self, session: Session) -> None:
         """Forget a session that has ended; workers forget its row sequences."""
+        for lane in list(session.lanes.values()):
+            self._free(lane)
         del self._by_slot[session.slot]
-        del self._by_producer[session.producer]
+        if session.parent is None:
+            del self._by_producer[session.producer]
+        elif session.lane is not None:
+            del session.parent.lanes[session.lane]
         for worker in self._workers:
             worker.free_session(self._index, session.slot)
+
+    def lane(self, session: Session, group: int, number: int) -> Session:
+        """A further lane of the session, registered when it is new. Raises SessionRefused: no slot, too many."""
+        with self._lock:
+            known = session.lanes.get((group, number))
+            if known is not None:
+                return known
+            if session.state in ("ending", "ended") or self._by_slot.get(session.slot) is not session:
+                raise SessionRefused(ErrorCode.REJECTED, f"lane {number} of group {group}: the session is ending")
+            live = sum(key[0] == group and lane.state == "live" for key, lane in session.lanes.items())
+            if live >= MOST_LANES:
+                raise SessionRefused(ErrorCode.REJECTED, f"group {group} has {live} further lanes already")
+            slot = self._free_slot()
+            if slot is None:
+                raise SessionRefused(
+                    ErrorCode.TOO_MANY_SESSIONS, f"no session is left for lane {number}", "raise max_sessions"
+                )
+            lane = Session(
+                session.producer, session.epoch, slot, session.peer, parent=session, lane=(group, number)
+            )
+            session.lanes[group, number] = lane
+            self._by_slot[slot] = lane
+            self._register(lane)
+            # Behind all registrations: a group that moves between two workers is not counted at both.
+            for worker in self._workers:
+                if session.state == "idle":
+                    worker.session_idle(self._index, slot, True)
+                worker.end_session(self._index, slot, bitmap({group}, self._groups))
+            return lane
+
+    def _register(self, session: Session) -> None:
+        self._numbers += 1
+        session.number = self._numbers
+        for worker in self._workers:
+            worker.register_session(self._index, session.slot, session.number)
+
+    def _disown(self, session: Session, lane: Session) -> None:
+        """Its producer does not know it: it ends, and its number may be opened anew by the process that came."""
+        self._end_lane(lane)
+        assert lane.lane is not None
+        del session.lanes[lane.lane]
+        lane.lane = (lane.lane[0], -1 - lane.slot)
+        session.lanes[lane.lane] = lane
+
+    def _end_lane(self, lane: Session) -> None:
+        if lane.state == "live":
+            lane.state = "ending"
+            for worker in self._workers:
+                worker.end_session(self._index, lane.slot, None)
 
     def _new(self, producer: str, epoch: int, peer: str) -> Session:
         slot = self._free_slot()
@@ -126,12 +202,10 @@ class StreamSessions:
                 f"all {self._max} sessions of the stream are in use",
                 "raise max_sessions, or let finished producers close",
             )
-        self._numbers += 1
-        session = Session(producer, epoch, slot, peer, self._numbers)
+        session = Session(producer, epoch, slot, peer)
         self._by_producer[producer] = session
         self._by_slot[slot] = session
-        for worker in self._workers:
-            worker.register_session(self._index, slot, session.number)
+        self._register(session)
         self._seen.add(producer)
         if self._expected and len(self._seen) >= self._expected:
             self._expected = 0
@@ -141,8 +215,9 @@ class StreamSessions:
 
     def _wake(self, session: Session) -> None:
         if session.state == "idle":
-            for worker in self._workers:
-                worker.session_idle(self._index, session.slot, False)
+            for one in session.family():
+                for worker in self._workers:
+                    worker.session_idle(self._index, one.slot, False)
         session.state = "live"
 
     def find(self, producer: str) -> Session | None:
@@ -156,7 +231,7 @@ class StreamSessions:
     def all(self) -> list[Session]:
         """The sessions that have not ended."""
         with self._lock:
-            return [session for session in self._by_slot.values() if session.state != "ended"]
+            return [s for s in self._by_slot.values() if s.state != "ended" and s.parent is None]
 
     def end(self, session: Session, except_groups: bytes | None) -> None:
         """The session has ended for all groups but those in the bitmap, which end on their own connections."""
@@ -166,6 +241,9 @@ class StreamSessions:
             session.state = "ending"
             for worker in self._workers:
                 worker.end_session(self._index, session.slot, except_groups, fed=session.fed)
+            if except_groups is None:  # it will not come back
+                for lane in session.lanes.values():
+                    self._end_lane(lane)
 
     def broken(self, session: Session, control: object) -> None:
         """Its control connection is gone without an EOS. It goes on holding its groups until the time-out."""
@@ -173,6 +251,7 @@ class StreamSessions:
             if session.control is not control or session.state not in ("live", "idle", "ending"):
                 return
             session.broken_at = time.monotonic()
+            session.speak = None
             if session.state != "ending":
                 self._wake(session)
                 session.state = "broken"
@@ -184,19 +263,25 @@ class StreamSessions:
             if session is None or session.state == "ended":
                 return
             session.ended_groups += groups
-            if session.ended_groups < self._groups:
+            whole = session.parent or session
+            if session.ended_groups >= self._groups and session.parent is not None:
+                session.state = "ended"
+                session.ended_at = time.monotonic()
+            lanes_live = any(lane.state != "ended" for lane in whole.lanes.values())
+            if whole.state == "ended" or whole.ended_groups < self._groups or lanes_live:
                 return
-            session.state = "ended"
-            session.ended_at = time.monotonic()
+            whole.state = "ended"
+            whole.ended_at = time.monotonic()
             self.completed += 1
-        session.ended.set()
-        for notify in session.on_ended:
+        whole.ended.set()
+        for notify in whole.on_ended:
             notify()
 
     def awake(self, slot: int) -> None:
         """A worker heard of an idle session: it counts again everywhere."""
         with self._lock:
             session = self._by_slot.get(slot)
+            session = session.parent or session if session is not None else None
             if session is not None and session.state == "idle":
                 self._wake(session)
 
@@ -204,14 +289,17 @@ class StreamSessions:
         with self._lock:
             if session.state == "live":
                 session.state = "idle"
-                for worker in self._workers:
-                    worker.session_idle(self._index, session.slot, True)
+                for one in session.family():
+                    for worker in self._workers:
+                        worker.session_idle(self._index, one.slot, True)
 
     def expire(self, timeout_s: float) -> None:
         """End sessions that have been broken for longer than the time-out; forget those that ended so long ago."""
         with self._lock:
             now = time.monotonic()
             for session in list(self._by_slot.values()):
+                if self._by_slot.get(session.slot) is not session:
+                    continue  # went with its parent
                 if session.state == "ended" and now - session.ended_at > timeout_s:
                     self._free(session)
                 elif session.broken_at and session.state != "ended" and now - session.broken_at > timeout_s:

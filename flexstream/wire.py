@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from typing import Any, Final
@@ -15,6 +16,7 @@ MAGIC: Final = 0x5346  # the bytes b"FS" on the wire
 VERSION: Final = 1
 HEADER: Final = struct.Struct("<HBBHHIIQQ")
 HEADER_BYTES: Final = 32
+LANE: Final = struct.Struct("<IHH")  # of a LANES frame: number, group to steer by, 0
 CONTROL_GROUP: Final = 0xFFFF
 STAGE_GROUP: Final = 0xFFFE  # a connection that stages rows of any group
 FRAME_BYTES: Final = 32 * 1024  # what a receive block holds; the ACK to HELLO tells the rows
@@ -37,6 +39,7 @@ class FrameType(IntEnum):
     EOS = 7
     ERROR = 8
     STAGE = 9
+    LANES = 10
 
 
 class Flags(IntFlag):
@@ -199,3 +202,16 @@ def bitmap(groups: set[int] | frozenset[int] | list[int], count: int) -> bytes:
 def bitmap_groups(bits: bytes | bytearray | memoryview, count: int) -> set[int]:
     """The groups whose bit is set: the inverse of `bitmap`."""
     return {group for group in range(count) if bits[group >> 3] >> (group & 7) & 1}
+
+
+def lanes_frame(group: int, lanes: Mapping[int, int]) -> bytes:
+    """LANES: the further lanes {number: steer} that a producer should have for a group, and no others."""
+    payload = b"".join(LANE.pack(number, steer, 0) for number, steer in lanes.items())
+    return frame(FrameType.LANES, value=group, payload=payload)
+
+
+def lanes_of(payload: bytes) -> dict[int, int]:
+    """{number: steer} of a LANES frame. Raises WireError."""
+    if len(payload) % LANE.size:
+        raise WireError(ErrorCode.BAD_LENGTH, f"LANES with {len(payload)} bytes of payload")
+    return {number: steer for number, steer, _ in LANE.iter_unpack(payload)}

@@ -39,13 +39,16 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a plan may do. `split` maps a split group to the workers that serve it; it stays where it is."""
+    """What a plan may do. `split` maps a split group to the workers that serve it; it stays where it is. `parts` says
+    how its rows are shared among them, in the same order, when that is known (and says nothing about what may be done).
+    """
 
     workers: int
     inactive: frozenset[int] = frozenset()
     frozen: frozenset[int] = frozenset()
     split: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     max_moves: int | None = None
+    parts: Mapping[int, tuple[float, ...]] = field(default_factory=dict, compare=False)
 
 
 class Reason(enum.StrEnum):
@@ -212,15 +215,17 @@ def _explain(
 
 
 def worker_percent(percent: NDArray[np.float64], placement: NDArray[np.int32], limits: Limits) -> NDArray[np.float64]:
-    """Each worker's load; a split group counts in equal parts for the workers that serve it."""
+    """Each worker's load; a split group counts in parts for the workers that serve it, equal ones if nobody knows."""
     if not limits.split:
         return np.asarray(np.bincount(placement, percent, limits.workers), dtype=np.float64)
     whole = percent.copy()
     whole[list(limits.split)] = 0.0
     loads = np.asarray(np.bincount(placement, whole, limits.workers), dtype=np.float64)
     for group, served_by in limits.split.items():
-        for worker in served_by or (int(placement[group]),):
-            loads[worker] += percent[group] / max(len(served_by), 1)
+        workers = served_by or (int(placement[group]),)
+        equal = (1.0 / len(workers),) * len(workers)
+        for worker, part in zip(workers, limits.parts.get(group, equal), strict=True):
+            loads[worker] += percent[group] * part
     return loads
 
 

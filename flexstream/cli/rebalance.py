@@ -79,8 +79,21 @@ def describe(reply: dict[str, Any]) -> list[str]:
         lines.append(f"drained workers: {', '.join(map(str, reply['inactive']))}")
     if reply.get("frozen"):
         lines.append(f"frozen groups: {_some(reply['frozen'])}")
+    lines += [split_line(split) for split in reply.get("split") or []]
+    lines += [f"too hot: {one['text']}" for one in reply.get("too_hot") or []]
     lines += [hot["text"] for hot in reply.get("hot") or []]
     return lines
+
+
+def split_line(split: dict[str, Any]) -> str:
+    """Who serves a group that is split, and how much of it."""
+    shares = split.get("percent") or [None] * len(split["workers"])
+    served = [
+        f"{worker}" if share is None else f"{worker} ({share:.0f}%)"
+        for worker, share in zip(split["workers"], shares, strict=True)
+    ]
+    away = f"; {split['misaligned']} connections away from their bucket's core" if split["misaligned"] else ""
+    return f"group {split['group']} is split over workers {', '.join(served)}{away}"
 
 
 def _some(groups: list[int]) -> str:
@@ -158,6 +171,30 @@ def move(
     _order("move", {"group": group, "worker": worker}, url, token_file, as_json)
 
 
+@app.command("split")
+def split(
+    group: Group,
+    workers: Annotated[list[int], typer.Argument(min=0, help="Workers that serve it beside its owner.")],
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let several workers serve one group, because it is hotter than a core.
+
+    Example: flexstream rebalance split 17 1 2
+    """
+    _order("split", {"group": group, "workers": workers}, url, token_file, as_json)
+
+
+@app.command("unsplit")
+def unsplit(group: Group, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+    """The owner of a group serves all its connections again.
+
+    Example: flexstream rebalance unsplit 17
+    """
+    _order("unsplit", {"group": group}, url, token_file, as_json)
+
+
 @app.command("drain")
 def drain(worker: Worker, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
     """All groups of a worker go to the others, and it gets none: scale down without a stop.
@@ -208,11 +245,16 @@ def _entry(entry: dict[str, Any]) -> list[str]:
 def outcome(entry: dict[str, Any]) -> list[str]:
     """What was moved, how long it took, and the latency meanwhile."""
     lines = [f"failed: {entry['error']}"] if entry["error"] else []
-    if not entry["moved"]:
+    if entry.get("split") and entry["took_ms"] is not None:
+        lent = sum(part["connections"] for part in entry["split"]["lent"])
+        done = "joined" if entry["what"] == "unsplit" else "split"
+        lines.append(f"{done} in {entry['took_ms']:.3g} ms: {lent} connection{'s' if lent != 1 else ''} changed hands")
+    elif entry["moved"]:
+        groups = sorted(move["group"] for move in entry["moved"])
+        count = f"{len(groups)} group{'s' if len(groups) > 1 else ''}"
+        lines.append(f"moved {count} in {entry['took_ms']:.3g} ms: {_some(groups)}")
+    else:
         return lines
-    groups = sorted(move["group"] for move in entry["moved"])
-    count = f"{len(groups)} group{'s' if len(groups) > 1 else ''}"
-    lines.append(f"moved {count} in {entry['took_ms']:.3g} ms: {_some(groups)}")
     latency = entry.get("latency") or {}
     if latency.get("count"):
         p99 = f"p99 latency during the move: {latency['p99_ms']:.3g} ms"

@@ -9,11 +9,13 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from flexstream.client.discovery import Address
+from flexstream.client.further_lanes import LaneName
 from flexstream.client.steering import Ports
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
 from flexstream.nic.ports import Promise
@@ -48,8 +50,10 @@ class Hello:
     schema: str | None = None
     crc: bool = False
     ack_bytes: int = 131_072
+    lanes: int = 0  # further ones that we would open; for the control connection, as is
+    lanes_open: tuple[int, ...] = ()
 
-    def frame(self, group: int, promise: Promise | None = None) -> bytes:
+    def frame(self, group: int, promise: Promise | None = None, lane: int = 0) -> bytes:
         document: dict[str, Any] = {
             "versions": [VERSION],
             "stream": self.stream,
@@ -64,6 +68,10 @@ class Hello:
         for name in ("row_bytes", "schema"):
             if document[name] is None:
                 del document[name]
+        if group == CONTROL_GROUP and self.lanes:
+            document |= {"lanes": self.lanes, "lanes_open": list(self.lanes_open)}
+        if lane:
+            document["lane"] = lane
         if promise is not None:
             document["steered"] = {"port": promise.port, "bucket": promise.bucket}
         return json_frame(FrameType.HELLO, group, document)
@@ -83,6 +91,7 @@ class Welcome:
 
 @dataclass(slots=True)
 class _Attempt:
+    key: int
     group: int
     sock: socket.socket
     to_send: bytes
@@ -162,17 +171,19 @@ def retryable(error: BaseException) -> bool:
     return isinstance(error, OSError | ConnectError)
 
 
-def _start(address: Address, hello: Hello, group: int, ports: Ports | None) -> _Attempt:
+def _start(address: Address, hello: Hello, key: int, ports: Ports | None, lanes: Mapping[int, LaneName]) -> _Attempt:
+    name = lanes.get(key)
+    group, number, steer = (name.group, name.number, name.steer) if name is not None else (key, 0, key)
     family, kind, protocol, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     for left in range(_MOST_PORTS, -1, -1):
         sock = socket.socket(family, kind, protocol)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            promise = ports.bind(sock, group) if ports is not None and left else None
+            promise = ports.bind(sock, steer) if ports is not None and left else None
             code = sock.connect_ex(target)
             if code in (0, errno.EINPROGRESS):
-                return _Attempt(group, sock, hello.frame(group, promise), promise)
+                return _Attempt(key, group, sock, hello.frame(group, promise, number), promise)
             if promise is None or code not in _PORT_TAKEN:
                 raise OSError(code, os.strerror(code))
             sock.close()
@@ -183,16 +194,21 @@ def _start(address: Address, hello: Hello, group: int, ports: Ports | None) -> _
 
 
 def _greet_some(
-    address: Address, hello: Hello, groups: list[int], deadline: float, ports: Ports | None
+    address: Address,
+    hello: Hello,
+    keys: list[int],
+    deadline: float,
+    ports: Ports | None,
+    lanes: Mapping[int, LaneName],
 ) -> tuple[dict[int, Welcome], dict[int, Exception]]:
     welcomes: dict[int, Welcome] = {}
     errors: dict[int, Exception] = {}
     with selectors.DefaultSelector() as selector:
-        for group in groups:
+        for name in keys:
             try:
-                attempt = _start(address, hello, group, ports)
+                attempt = _start(address, hello, name, ports, lanes)
             except OSError as error:
-                errors[group] = error
+                errors[name] = error
             else:
                 selector.register(attempt.sock, selectors.EVENT_WRITE, attempt)
         while selector.get_map():
@@ -204,12 +220,12 @@ def _greet_some(
                 except BlockingIOError:
                     continue
                 except (OSError, FlexStreamError) as error:
-                    errors[attempt.group] = error
+                    errors[attempt.key] = error
                     selector.unregister(attempt.sock)
                     attempt.sock.close()
                     continue
                 if welcome is not None:
-                    welcomes[attempt.group] = welcome
+                    welcomes[attempt.key] = welcome
                     selector.unregister(attempt.sock)
                 else:
                     selector.modify(
@@ -220,25 +236,32 @@ def _greet_some(
             if time.monotonic() >= deadline:
                 for key in list(selector.get_map().values()):
                     what = "answer to HELLO" if key.data.connected else "connection"
-                    errors[key.data.group] = TimeoutError(f"no {what} in time")
+                    errors[key.data.key] = TimeoutError(f"no {what} in time")
                     selector.unregister(key.fileobj)
                     key.data.sock.close()
     return welcomes, errors
 
 
 def greet(
-    address: Address, hello: Hello, groups: Iterable[int], timeout_s: float, ports: Ports | None = None
+    address: Address,
+    hello: Hello,
+    groups: Iterable[int],
+    timeout_s: float,
+    ports: Ports | None = None,
+    lanes: Mapping[int, LaneName] = MappingProxyType({}),
 ) -> tuple[dict[int, Welcome], dict[int, Exception]]:
     """Connect and say HELLO for every group (CONTROL_GROUP: the control connection).
 
     Returns what was accepted and, per group, why the rest was not. The timeout is for each 64 of them. With `ports`
-    each connection comes from a port that the server's NIC steers to the group, where one is to be had.
+    each connection comes from a port that the server's NIC steers to the group, where one is to be had. `lanes` names
+    the keys among the groups that stand for further lanes.
     """
     wanted = list(groups)
     welcomes: dict[int, Welcome] = {}
     errors: dict[int, Exception] = {}
     for start in range(0, len(wanted), AT_ONCE):
-        part = _greet_some(address, hello, wanted[start : start + AT_ONCE], time.monotonic() + timeout_s, ports)
+        deadline = time.monotonic() + timeout_s
+        part = _greet_some(address, hello, wanted[start : start + AT_ONCE], deadline, ports, lanes)
         welcomes.update(part[0])
         errors.update(part[1])
         if part[1]:  # a server in trouble: the others would fare no better

@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flexstream.client.discovery import Address, find_data_port
+from flexstream.client.further_lanes import LaneKeeper
 from flexstream.client.handshake import Hello, Welcome, greet, greet_control, refusal, retryable
 from flexstream.client.steering import Ports
 from flexstream.cython_ext import lanes
+from flexstream.cython_ext.further_lanes import MOST
 from flexstream.cython_ext.sender import Sender
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
 from flexstream.stream import Stream
@@ -53,6 +55,7 @@ class Settings:
     connect_timeout_s: float
     retry_s: float
     replay_bytes: int
+    lanes: int = MOST
 
 
 class Session:
@@ -80,6 +83,7 @@ class Session:
             expected.schema.hash if expected else None,
             bool(settings.crc),
             ack_bytes=settings.replay_bytes // 4,
+            lanes=min(settings.lanes, MOST),
         )
         welcome = self._first_contact()
         try:
@@ -90,6 +94,8 @@ class Session:
             raise ProtocolError(f"the control ACK of {self.data} does not describe the stream: {error}") from error
         self._hello = replace(self._hello, row_bytes=self.stream.schema.row_bytes, schema=self.stream.schema.hash)
         self.sender = self._make_sender(welcome)
+        self._lanes = LaneKeeper(self.sender, self.groups, settings.lanes)
+        self._lanes.learn(welcome.document)
         self._ports.learn(welcome.document, welcome.sock)
         self.sender.attach(CONTROL, welcome.sock.detach(), 0)
         self.state = "connected"
@@ -174,7 +180,9 @@ class Session:
                 reasons = self.sender.serve(500 if watch else pause_ms + 1, watch, watch)
                 if reasons & lanes.STOPPED:
                     return
-                if reasons or not watch:
+                if reasons & lanes.ASKED:
+                    self._lanes.read_requests()
+                if reasons & (lanes.WANTED | lanes.BROKEN) or not watch:
                     self._repair()
         except Exception as error:
             log.exception("the service thread of producer %s failed", self.settings.producer_id)
@@ -204,9 +212,16 @@ class Session:
         try:
             if CONTROL in broken:
                 self.data = self._find(self.settings.connect_timeout_s)
-                welcome, self.data = greet_control(self.data, self._hello, self.settings.connect_timeout_s)
+                hello = replace(self._hello, lanes_open=self._lanes.open_numbers())
+                welcome, self.data = greet_control(self.data, hello, self.settings.connect_timeout_s)
                 self._ports.learn(welcome.document, welcome.sock)
                 self.sender.attach(CONTROL, welcome.sock.detach(), 0)
+                if not self._lanes.learn(welcome.document) and hello.lanes_open:
+                    raise ProtocolError(
+                        f"{self.data} had asked for further lanes, and now knows nothing of them; {self.unsent()}",
+                        code="no_lanes",
+                        hint="was the daemon replaced by an older one? Make a new Producer",
+                    )
             groups = [group for group in broken if group != CONTROL] + self.sender.wanted_groups()
             errors = self._connect(groups)
         except (OSError, FlexStreamError) as error:
@@ -226,7 +241,14 @@ class Session:
     def _connect(self, groups: list[int]) -> list[Exception]:
         if not groups:
             return []
-        welcomes, errors = greet(self.data, self._hello, groups, self.settings.connect_timeout_s, self._ports)
+        names = self._lanes.names
+        welcomes, errors = greet(
+            self.data, self._hello, groups, self.settings.connect_timeout_s, self._ports, names
+        )
+        for index in [key for key, error in errors.items() if key in names and _is_refusal(error)]:
+            where = self._lanes.describe(index)
+            if self._lanes.refused(index):
+                log.info("%s is not opened: %s", where, errors.pop(index))
         for group, welcome in welcomes.items():
             self._ports.connected(welcome.document, welcome.promise)
             fd = welcome.sock.detach()
@@ -235,14 +257,16 @@ class Session:
                 os.close(fd)
                 self._fail(
                     ProtocolError(
-                        f"group {group}: the server wants row {welcome.next_row}, which was never sent",
+                        f"{self._lanes.describe(group)}: the server wants row {welcome.next_row}, which was never sent",
                         code=ErrorCode.SEQUENCE_GAP.code,
                         hint="does another process use this producer_id?",
                     )
                 )
             elif lost:
                 self.rows_lost += lost
-                log.error("group %d: the server restarted without %d rows that it had acknowledged", group, lost)
+                where = self._lanes.describe(group)
+                log.error("%s: the server restarted without %d rows that it had acknowledged", where, lost)
+        self._lanes.settle()
         return list(errors.values())
 
     def _judge(self, errors: list[Exception]) -> None:
@@ -286,7 +310,8 @@ class Session:
         if not pending:
             return "no rows are unacknowledged"
         total = sum(end - first for first, end in pending.values())
-        named = ", ".join(f"group {g}: rows {a}..{b - 1}" for g, (a, b) in sorted(pending.items())[:4])
+        first = sorted(pending.items())[:4]
+        named = ", ".join(f"{self._lanes.describe(g)}: rows {a}..{b - 1}" for g, (a, b) in first)
         more = f" and {len(pending) - 4} more groups" if len(pending) > 4 else ""
         return f"{total} rows were not acknowledged ({named}{more})"
 
@@ -362,6 +387,13 @@ class Session:
             "rows_lost": self.rows_lost,
             "last_error": None if self._last_error is None else str(self._last_error),
         }
+
+
+def _is_refusal(error: Exception) -> bool:
+    """The server has heard of the lane and does not have it: then it need not be seen through to its end."""
+    return isinstance(error, ProtocolError) and error.code in (
+        ErrorCode.TOO_MANY_SESSIONS.code, ErrorCode.REJECTED.code,
+    )  # fmt: skip
 
 
 def _describe(fault: tuple[int, int, int, bytes]) -> BaseException:

@@ -258,6 +258,8 @@ def _rebalance_paths() -> Json:
         "auto": ("setAutomatic", "Automatic moves on or off", "OnOff"),
         "freeze": ("freezeGroups", "Groups (all without a list) that stay where they are, or no longer", "Freeze"),
         "move": ("moveGroup", "Move one group to a worker", "MoveGroup"),
+        "split": ("splitGroup", "Let further workers serve a group's connections beside its owner", "SplitGroup"),
+        "unsplit": ("unsplitGroup", "The owner serves all connections of the group again", "OneGroup"),
         "drain": ("drainWorker", "All groups of a worker go to the others; it gets none", "OneWorker"),
         "add": ("addWorker", "A drained worker is active again and gets its share", "OneWorker"),
     }
@@ -298,6 +300,7 @@ def _rebalance_schemas() -> Json:
     number: Json = {"type": "number"}
     moved = {"type": "array", "items": {"type": "object"}, "description": "each move with its steps and times"}
     steps = {"type": "array", "items": _object(group=whole, **{"from": whole, "to": whole})}
+    workers: Json = {"type": "array", "items": whole}
     per_worker: Json = {"type": "array", "items": number, "description": "percent of a fair share, per worker"}
     return {
         "Placement": _object(
@@ -306,6 +309,16 @@ def _rebalance_schemas() -> Json:
             workers={
                 "type": "array",
                 "items": _object(worker=whole, cpu={"type": ["integer", "null"]}, groups=whole),
+            },
+            split={
+                "type": "array",
+                "items": _object(group=whole, owner=whole, workers=workers, misaligned=whole),
+                "description": "groups that several workers serve; misaligned: connections away from their core",
+            },
+            too_hot={
+                "type": "array",
+                "items": {"type": "object"},
+                "description": "groups that neither a placement nor a split helps, with connection and key",
             },
         ),
         "Rebalanced": _object(
@@ -330,6 +343,11 @@ def _rebalance_schemas() -> Json:
         "Nothing": {"type": "object", "additionalProperties": False},
         "OnOff": {**_object(on={"type": "boolean"}), "additionalProperties": False},
         "MoveGroup": {**_object(group=whole, worker=whole), "additionalProperties": False},
+        "SplitGroup": {
+            **_object(group=whole, workers={"type": "array", "items": whole, "minItems": 1}),
+            "additionalProperties": False,
+        },
+        "OneGroup": {**_object(group=whole), "additionalProperties": False},
         "OneWorker": {**_object(worker=whole), "additionalProperties": False},
         "Freeze": {
             "type": "object",

@@ -35,6 +35,8 @@ class RebalanceRoutes:
             web.post("/v1/rebalance/auto", self.auto),
             web.post("/v1/rebalance/freeze", self.freeze),
             web.post("/v1/rebalance/move", self.move),
+            web.post("/v1/rebalance/split", self.split),
+            web.post("/v1/rebalance/unsplit", self.unsplit),
             web.post("/v1/rebalance/drain", self.drain),
             web.post("/v1/rebalance/add", self.add),
         ]
@@ -100,6 +102,14 @@ class RebalanceRoutes:
     async def move(self, request: web.Request) -> web.Response:
         body = await self._body(request, group=int, worker=int)
         return web.json_response(await asyncio.to_thread(self._rebalancer.move, body["group"], body["worker"]))
+
+    async def split(self, request: web.Request) -> web.Response:
+        body = await self._body(request, group=int, workers=list)
+        return web.json_response(await asyncio.to_thread(self._rebalancer.split, body["group"], body["workers"]))
+
+    async def unsplit(self, request: web.Request) -> web.Response:
+        body = await self._body(request, group=int)
+        return web.json_response(await asyncio.to_thread(self._rebalancer.unsplit, body["group"]))
 
     async def drain(self, request: web.Request) -> web.Response:
         body = await self._body(request, worker=int)

@@ -1,8 +1,8 @@
 """An engine under everything at once, as a script: `python load.py SECONDS SEED`. Exit code 0: totals are right.
 
 Feeders, TCP producers whose sessions come and go, queries submitted and cancelled, groups moved between the workers,
-status polled, results followed,
-a slow callback, output pools so small that the workers stall, and an engine closed under those who still send.
+split over further lanes of the producers and joined, status polled, results followed, a slow callback, output pools so
+small that the workers stall, and an engine closed under those who still send.
 Time goes in rounds: all rows of a round lie in its part of event time, and the watermark passes it when everybody is
 done; so nothing is late, and the totals must be those of numpy. The thread sanitizer runs this script as it is
 (test_tsan.py).
@@ -24,7 +24,8 @@ import numpy as np
 import flexstream as fs
 from flexstream import engine as engine_module
 from flexstream.cython_ext.queries import QueryState
-from flexstream.errors import FlexStreamError
+from flexstream.errors import EngineError, FlexStreamError
+from flexstream.nic.split_rule import SplitConfig
 
 ROUND_MS = 4_000
 KEYS = 3_000
@@ -124,6 +125,7 @@ class Load:
         self.polled = 0
         self.cancelled = 0
         self.moves = 0
+        self.splits = 0
         self.address = "tcp://{}:{}".format(*(engine.data_address or ("", 0)))
         for stream in self.streams:
             engine.submit(summed(stream, f"tumbling-{stream.name}", fs.tumbling("1s")))
@@ -133,7 +135,9 @@ class Load:
 
     def run(self, rounds: int, until: float) -> int:
         around = Threads()
-        for work in (self.poll_status, self.follow_results, self.submit_and_cancel, self.move_groups):
+        for work in (
+            self.poll_status, self.follow_results, self.submit_and_cancel, self.move_groups, self.split_groups,
+        ):  # fmt: skip
             around.start(work)
         done = 0
         while done < rounds and (not done or time.monotonic() < until):
@@ -171,7 +175,9 @@ class Load:
             for _ in range(2):
                 rows = some_rows(stream, rng, start)
                 self.sent[stream.name].append(rows)
-                producer.send(rows)
+                for first in range(0, len(rows), 500):
+                    producer.send(rows[first : first + 500])
+                    time.sleep(0.005)
                 producer.marker()
 
     def abandon(self) -> Threads:
@@ -228,6 +234,17 @@ class Load:
             groups = rng.choice(self.engine.groups, int(rng.integers(1, 5)), replace=False)
             self.moves += len(self.engine.move({int(g): int(rng.integers(0, 2)) for g in groups}))
 
+    def split_groups(self) -> None:
+        """Producers are asked for lanes, also those that are about to end."""
+        rng = np.random.default_rng(self.seed + 1)
+        self.engine.rebalancer.splitter.rule.config = SplitConfig(lanes_wait_s=0.1, lanes_settle_s=0.0)
+        while not self.stop.wait(float(rng.uniform(0, 0.01))):
+            with contextlib.suppress(EngineError):  # no connections, or the engine is at its end
+                self.engine.split(int(rng.integers(0, self.engine.groups)), [0, 1])
+                self.splits += 1
+            if rng.random() < 0.5:
+                self.engine.unsplit(int(rng.integers(0, self.engine.groups)))
+
     def check(self) -> None:
         ledgers = {name: stream["ledger"] for name, stream in self.engine.status()["streams"].items()}
         for name, parts in self.sent.items():
@@ -247,11 +264,11 @@ def small_outputs() -> None:
 def main(seconds: float, seed: int) -> None:
     small_outputs()
     until = time.monotonic() + seconds
-    engines = rounds = polled = cancelled = moves = 0
+    engines = rounds = polled = cancelled = moves = splits = 0
     while engines < 2 or time.monotonic() < until:
         compile = "auto" if engines % 2 else "off"  # what is compiled, the sanitizer does not see
         with fs.Engine(
-            workers=2, groups=8, listen="127.0.0.1:0", max_sessions=8, pin=False, compile=compile
+            workers=2, groups=8, listen="127.0.0.1:0", max_sessions=16, pin=False, compile=compile
         ) as engine:
             load = Load(engine, seed + engines)
             rounds += load.run(rounds=4, until=until)
@@ -259,9 +276,10 @@ def main(seconds: float, seed: int) -> None:
         left.join()
         engines += 1
         polled, cancelled, moves = polled + load.polled, cancelled + load.cancelled, moves + load.moves
+        splits += load.splits
     print(
-        f"{engines} engines, {rounds} rounds, {polled} times status, {cancelled} queries cancelled, {moves} moves: "
-        "totals right"
+        f"{engines} engines, {rounds} rounds, {polled} times status, {cancelled} queries cancelled, {moves} moves, "
+        f"{splits} splits: totals right"
     )
 
 

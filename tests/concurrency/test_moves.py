@@ -97,7 +97,11 @@ def moving(engine: fs.Engine, seed: int, most: int = 6) -> Iterator[list[int]]:
 
 
 def send_from(
-    engine: fs.Engine, parts: list[np.ndarray], piece: int, producers: list[fs.Producer] | None = None
+    engine: fs.Engine,
+    parts: list[np.ndarray],
+    piece: int,
+    producers: list[fs.Producer] | None = None,
+    close: bool = True,
 ) -> None:
     """One TCP producer per part, side by side, so that no watermark passes another's rows."""
     producers = producers or [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in parts]
@@ -107,7 +111,10 @@ def send_from(
         gate.wait(FINISH_S)
         for start in range(0, len(rows), piece):
             producer.send(rows[start : start + piece])
-        producer.close(timeout=FINISH_S)
+        if close:
+            producer.close(timeout=FINISH_S)
+        else:
+            producer.flush(FINISH_S)
 
     threads = [threading.Thread(target=produce, args=pair) for pair in zip(producers, parts, strict=True)]
     for thread in threads:
@@ -358,6 +365,28 @@ def test_a_group_served_by_two_workers_gives_the_same_results(seed: int) -> None
         thread.join(FINISH_S)
         assert not failures, failures
         assert_right(engine, rows, 4)
+
+
+def test_a_group_served_by_three_workers_gives_the_same_results(seed: int) -> None:
+    rows = make_rows(40_000, seed, keys=3)
+    parts = [rows[i::4] for i in range(4)]
+    with serving(3) as engine:
+        producers = [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in parts]
+        for producer, part in zip(producers, parts, strict=True):
+            producer.send(part[:2_000])
+        for producer in producers:
+            producer.flush(FINISH_S)
+        group = int(STREAM.group_of(rows[:1], GROUPS)[0])
+        split = engine.mover.split(group, [w for w in range(3) if w != engine.placement()[group]])
+        assert len(split.workers) == 3
+        assert split.connections in (2, 3)
+        before = [worker.stats()["rows"] for worker in engine.workers]
+        send_from(engine, [part[2_000:6_000] for part in parts], 500, producers, close=False)
+        assert all(worker.stats()["rows"] > n for worker, n in zip(engine.workers, before, strict=True))
+        engine.move({group: (engine.placement()[group] + 1) % 3})
+        assert engine.mover.splits() == []
+        send_from(engine, [part[6_000:] for part in parts], 500, producers)
+        assert_right(engine, rows)
 
 
 def test_one_connection_alone_is_not_split() -> None:

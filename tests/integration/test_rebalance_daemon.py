@@ -196,3 +196,50 @@ def test_the_history_has_a_limit(daemon: Daemon) -> None:
     assert len(daemon.client.get("/v1/rebalance/history", limit=2)["history"]) == 2
     with pytest.raises(FlexStreamError, match="limit"):
         daemon.client.get("/v1/rebalance/history", limit=0)
+
+
+def test_a_group_is_split_and_joined_by_hand(daemon: Daemon) -> None:
+    rows = generate(40_000, 20, 1, 2_000)
+    daemon.client.post("/v1/queries", YSB_QUERY.to_dict())
+    producers = [fs.Producer(daemon.served.ready["control"], stream="ads", linger_ms=1) for _ in range(2)]
+    try:
+        for half in (slice(0, 20_000), slice(20_000, None)):
+            for number, producer in enumerate(producers):
+                producer.send(rows[half][number::2])
+                producer.flush(60)
+            if half.start:
+                continue
+            group = next(g for g, n in enumerate(daemon.client.get("/v1/status")["streams"]["ads"]["groups"]) if n)
+            owner = daemon.placement()[group]
+            said = daemon("split", str(group), str(1 - owner))
+            assert f"group {group} is served by workers {owner}, {1 - owner}" in said
+            assert "split in " in said
+            (split,) = daemon.json("status")["split"]
+            assert (split["group"], split["workers"]) == (group, [owner, 1 - owner])
+            assert f"group {group} is split over workers {owner}" in daemon("status")
+            connections = daemon.client.get("/v1/status")["connections"]
+            assert connections["misaligned"] >= connections["split_away"] == split["misaligned"]
+            assert "split already" in daemon("split", str(group), str(1 - owner), code=1)
+        assert "joined in " in daemon("unsplit", str(group))
+        assert "is not split" in daemon("unsplit", str(group))
+    finally:
+        for producer in producers:
+            producer.close(60)
+    expected = expected_views(rows)
+    assert daemon.served.views(rows=len(expected)) == expected
+    assert [e["what"] for e in daemon.json("history")["history"] if e["what"] != "tick"] == [
+        "split", "unsplit", "unsplit",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (("split", "99", "1"), "must be from 0 to"),
+        (("split", "1", "7"), "must be from 0 to 1"),
+        (("split", "0", "1"), "one connection is one worker's"),
+        (("unsplit", "99"), "must be from 0 to"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused_with_its_reason(refusing: Daemon, order: tuple[str, ...], said: str) -> None:
+    assert said in refusing(*order, code=1)

@@ -39,6 +39,19 @@ def golden_session() -> list[tuple[str, str, bytes]]:
         ("C", "EOS", frame(FrameType.EOS, GROUP, sequence=2)),
         ("C", "control EOS", frame(FrameType.EOS, payload=bits)),
         ("S", "final ACK on the control connection", frame(FrameType.ACK)),
+        (
+            "C",
+            "HELLO on the control connection of a producer that knows lanes, and has lane 9 open",
+            json_frame(FrameType.HELLO, CONTROL_GROUP, hello | {"lanes": 32, "lanes_open": [9]}),
+        ),
+        ("S", "LANES: of group 1 lanes 9 and 10, steered like groups 3 and 2", wire.lanes_frame(GROUP, {9: 3, 10: 2})),
+        ("C", "HELLO of lane 10", json_frame(FrameType.HELLO, GROUP, hello | schema | {"lane": 10})),
+        (
+            "S",
+            "ACK: row 0 of the lane is wanted next",
+            json_frame(FrameType.ACK, GROUP, seen | {"lane": 10}, value=2048),
+        ),
+        ("S", "LANES: no further lanes of group 1", wire.lanes_frame(GROUP, {})),
         ("S", "an ERROR", wire.error_frame(ErrorCode.WRONG_GROUP, "key 6 is of group 1", None, 2)),
     ]
 
@@ -54,6 +67,16 @@ def test_the_golden_session_in_the_page_is_what_the_code_writes():
 
 def test_the_golden_rows_belong_to_the_group_of_their_connection():
     assert CLICKS.group_of(np.frombuffer(ROWS, CLICKS.schema.dtype), 4).tolist() == [GROUP, GROUP]
+
+
+def test_lanes_frames_say_what_they_were_told():
+    for lanes in ({}, {9: 3, 10: 2}, {2**32 - 1: 65_533}):
+        data = wire.lanes_frame(GROUP, lanes)
+        header = wire.Header.unpack(data)
+        assert (header.type, header.group, header.value) == (FrameType.LANES, CONTROL_GROUP, GROUP)
+        assert wire.lanes_of(data[32:]) == lanes
+    with pytest.raises(wire.WireError, match="LANES with 7 bytes"):
+        wire.lanes_of(bytes(7))
 
 
 def test_every_frame_in_the_page_parses():
@@ -72,7 +95,7 @@ def test_the_error_table_is_complete():
 
 
 def test_the_type_table_is_complete():
-    rows = re.findall(r"^\| (\d) \| ([A-Z]+) \|", PAGE.read_text("utf-8"), re.M)
+    rows = re.findall(r"^\| (\d+) \| ([A-Z]+) \|", PAGE.read_text("utf-8"), re.M)
     assert [(int(value), name) for value, name in rows] == [(kind.value, kind.name) for kind in FrameType]
 
 

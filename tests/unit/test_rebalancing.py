@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from flexstream.errors import EngineError
 from flexstream.moving import STEPS, GroupMove
 from flexstream.nic.balancer import BalancerConfig
 from flexstream.rebalancing import CALM_LOOK_S, LOOK_S, OFF_LOOK_S, QUIET_LOOK_S, Rebalancer
+from flexstream.splits import Split
 
 GROUPS = 8
 
@@ -38,6 +39,11 @@ class MadeUpLoads:
         self.fresh = np.zeros(GROUPS)
         self.fresh_batches = 0.0
         self.steady = np.zeros((1, GROUPS))
+        self.by_worker = np.zeros((workers, GROUPS))
+        self.busy = np.zeros(workers)
+        self.connections = 1
+        self.busiest = 1.0
+        self.served_by: Callable[[int], tuple[int, ...]] = lambda group: (0,)
         self.hangs = False
         self._last_s = 100.0
 
@@ -46,6 +52,12 @@ class MadeUpLoads:
 
     def lanes(self) -> int:
         return GROUPS
+
+    def forget_parts(self, group: int) -> None:
+        self.by_worker[:, group] = 0.0
+
+    def links(self, group: int) -> tuple[int, float]:
+        return self.connections, self.busiest
 
     def want_samples(self) -> None:
         pass
@@ -57,6 +69,10 @@ class MadeUpLoads:
         self.fresh = self.rates * (now_s - self._last_s)
         self.fresh_batches = float(self.fresh.sum()) / 10
         self.steady = self.steady * 0.5 ** (now_s - self._last_s) + self.fresh
+        self.by_worker = self.by_worker * 0.5 ** (now_s - self._last_s)
+        for group in range(GROUPS):
+            served_by = self.served_by(group)
+            self.by_worker[list(served_by), group] += self.fresh[group] / len(served_by)
         self._last_s = now_s
 
     def hot(self, placement: Sequence[int]) -> list[dict[str, Any]]:
@@ -72,6 +88,7 @@ class Table:
         self.nic_errors = 0
         self.orders: list[tuple[dict[int, int], str]] = []
         self.refuse: EngineError | None = None
+        self.standing: dict[int, Split] = {}
 
     def move(self, targets: Mapping[int, int], reason: str = "", timeout: float = 0.0) -> list[GroupMove]:
         self.orders.append((dict(targets), reason))
@@ -88,8 +105,21 @@ class Table:
     def under_way(self) -> list[GroupMove]:
         return []
 
-    def splits(self) -> list[Any]:
-        return []
+    def splits(self) -> list[Split]:
+        return list(self.standing.values())
+
+    def split(self, group: int, workers: Sequence[int], timeout: float = 0.0) -> Split:
+        if self.refuse is not None:
+            raise self.refuse
+        self.standing[group] = Split(group, self.placement[group], dict.fromkeys(workers, 1), len(workers))
+        return self.standing[group]
+
+    def unsplit(self, group: int, timeout: float = 0.0, *, keep_lanes: bool = False) -> list[Split]:
+        return [self.standing.pop(group)] if group in self.standing else []
+
+    def served_by(self, group: int) -> tuple[int, ...]:
+        split = self.standing.get(group)
+        return (self.placement[group],) if split is None else split.workers
 
 
 class Rig:
@@ -97,6 +127,7 @@ class Rig:
         self.clock = Clock()
         self.loads = MadeUpLoads(workers)
         self.table = Table(placement or [group % workers for group in range(GROUPS)])
+        self.loads.served_by = self.table.served_by
         self.rebalancer = Rebalancer(
             self.loads,
             self.table,
@@ -341,3 +372,81 @@ def test_latencies_of_a_stretch_of_time() -> None:
     assert found["p99_ms"] == pytest.approx(99.0, abs=1)
     assert latencies.between(0, 1) == {"count": 0, "p50_ms": None, "p99_ms": None, "max_ms": None}
     assert latencies.summary()["count"] == 102
+
+
+def hot_rig(connections: int = 4, busiest: float = 0.25) -> Rig:
+    rig = Rig()
+    rig.loads.rates = np.where(np.arange(GROUPS) == 3, 900_000.0, 20_000.0)
+    rig.loads.busy[:] = 0.95
+    rig.loads.connections, rig.loads.busiest = connections, busiest
+    return rig
+
+
+def entries(rig: Rig, what: str) -> list[dict[str, Any]]:
+    return [entry for entry in rig.rebalancer.history() if entry["what"] == what]
+
+
+def test_a_group_hotter_than_a_core_is_split_once_and_joined_when_it_cools_down() -> None:
+    rig = hot_rig()
+    rig.run(3)
+    assert [split.group for split in rig.table.splits()] == [3]
+    (made,) = entries(rig, "split")
+    assert made["group_percent"] > 150
+    assert made["split"]["workers"] == [1, 0]
+    assert made["took_ms"] is not None
+    status = rig.rebalancer.status()
+    assert status["split"][0]["percent"] == pytest.approx([50, 50], abs=1)
+    assert status["imbalance_percent"] < 30
+    json.dumps(status)
+    rig.run(30)
+    assert len(entries(rig, "split")) == 1
+    rig.loads.rates[:] = 100_000
+    rig.run(15)
+    assert rig.table.splits() == []
+    (undone,) = entries(rig, "unsplit")
+    assert undone["split"]["group"] == 3
+
+
+def test_a_group_on_one_connection_is_said_to_be_too_hot_once_a_minute() -> None:
+    rig = hot_rig(connections=1, busiest=1.0)
+    rig.run(30)
+    assert rig.table.splits() == []
+    (said,) = entries(rig, "too hot")
+    assert said["connections"] == 1
+    assert "its only connection alone is" in said["text"]
+    assert rig.rebalancer.status()["too_hot"][0]["group"] == 3
+    rig.loads.rates[:] = 100_000
+    rig.run(5)
+    assert rig.rebalancer.status()["too_hot"] == []
+
+
+def test_a_split_that_fails_is_in_the_history_and_not_tried_again_at_once() -> None:
+    rig = hot_rig()
+    rig.table.refuse = EngineError("no", code="not_split")
+    rig.run(4)
+    (failed,) = entries(rig, "split")
+    assert failed["error"] == "no"
+
+
+def test_a_split_by_hand_names_its_workers_and_refuses_nonsense() -> None:
+    rig = Rig(auto=False)
+    reply = rig.rebalancer.split(2, [0, 1])
+    assert reply["split"]["workers"] == [0, 1]
+    assert reply["text"] == "group 2 is served by workers 0, 1"
+    with pytest.raises(EngineError, match="split already"):
+        rig.rebalancer.split(2, [1])
+    with pytest.raises(EngineError, match="on worker 1 already"):
+        rig.rebalancer.split(3, [1])
+    with pytest.raises(EngineError, match="must be from 0 to 1"):
+        rig.rebalancer.split(3, [5])
+    assert rig.rebalancer.unsplit(2)["what"] == "unsplit"
+    assert rig.rebalancer.unsplit(2)["text"] == "group 2 is not split"
+
+
+def test_a_drained_worker_shares_nothing() -> None:
+    rig = Rig(workers=3, auto=False)
+    rig.rebalancer.split(0, [2])
+    rig.rebalancer.drain(2)
+    assert rig.table.splits() == []
+    with pytest.raises(EngineError, match="worker 2 is drained"):
+        rig.rebalancer.split(0, [2])

@@ -256,3 +256,97 @@ def test_a_buffer_that_is_not_whole_rows_is_refused():
     sender = make_sender(make_stream(0), 1)
     with pytest.raises(ValueError, match="whole rows"):
         sender.send(bytes(17))
+
+
+def data_of(sink: Sink) -> list[tuple[Header, bytes]]:
+    return [(h, p) for h, p in sink.frames() if h.type is FrameType.DATA]
+
+
+def test_a_group_with_further_lanes_uses_them_in_turn_and_numbers_the_rows_of_each():
+    stream = make_stream(3)
+    rows = make_rows(stream, 4000, seed=5)
+    sender = make_sender(stream, 1)
+    sinks = [Sink() for _ in range(3)]
+    sender.attach(0, sinks[0].fd, 0)
+    lanes = [sender.add_lane(0, number) for number in (7, 8)]
+    assert sender.wanted_groups() == lanes
+    assert sender.further_lanes() == dict(zip(lanes, (7, 8), strict=True))
+    send_all(sender, rows[:1000])
+    for lane, sink in zip(lanes, sinks[1:], strict=True):
+        sender.attach(lane, sink.fd, 0)
+    send_all(sender, rows[1000:], 700)
+    finish(sender)
+    size = stream.schema.row_bytes
+    found = []
+    for sink in sinks:
+        data = data_of(sink)
+        assert [h.sequence for h, _ in data] == np.cumsum([0, *(h.value for h, _ in data)])[:-1].tolist()
+        found += [p[at : at + size] for _, p in data for at in range(0, len(p), size)]
+        assert sum(h.value for h, _ in data) >= 900
+        assert signed([h for h, _ in sink.frames() if h.type is FrameType.WATERMARK][-1].value) == 3999
+    whole = rows.tobytes()
+    assert sorted(found) == sorted(whole[at : at + size] for at in range(0, len(whole), size))
+
+
+def test_a_retired_lane_says_eos_behind_its_rows_and_its_place_is_free_when_the_server_has_closed():
+    stream = make_stream(3)
+    sender = make_sender(stream, 1)
+    sinks = [Sink(), Sink()]
+    sender.attach(0, sinks[0].fd, 0)
+    lane = sender.add_lane(0, 7)
+    sender.attach(lane, sinks[1].fd, 0)
+    send_all(sender, make_rows(stream, 1000, seed=6))
+    sender.retire_lane(lane)
+    for _ in range(3):  # EOS, then the end of our side
+        assert sender.flush(1000)
+    before = sender.stats()["rows_acked"]
+    sinks[1].frames()  # reads to the end: our side has shut down
+    sinks[1].theirs.close()
+    for _ in range(100):
+        sender.flush(10)
+        if not sender.further_lanes():
+            break
+    assert sender.further_lanes() == {}
+    assert sender.stats()["rows_acked"] == before == 1000
+    assert sinks[1].frames()[-1][0].type is FrameType.EOS
+    send_all(sender, make_rows(stream, 500, seed=7))
+    finish(sender)
+    assert sum(h.value for s in sinks for h, _ in data_of(s)) == 1500
+    assert sender.add_lane(0, 9) == lane
+
+
+def test_a_lane_that_breaks_is_resumed_by_its_own_numbers_and_a_full_one_is_passed_over():
+    stream = make_stream(3)
+    rows = make_rows(stream, 400, seed=8)
+    sender = make_sender(stream, 1, acks=True, ring=4, rows_per_frame=10)
+    sinks = [Sink(), Sink(), Sink()]
+    sender.attach(0, sinks[0].fd, 0)
+    lane = sender.add_lane(0, 7)
+    sender.attach(lane, sinks[1].fd, 0)
+    assert sender.send(rows[:60].view(np.uint8), 0, False) == (native.DONE, 60)
+    sender.sever(lane)
+    status, taken = sender.send(rows[60:].view(np.uint8), 0, False)
+    assert status == native.FULL
+    assert taken > 0
+    assert [fault[0] for fault in sender.faults()] == [lane]
+    assert sender.attach(lane, sinks[2].fd, 13) == 0
+    assert data_of_after(sender, sinks[2])[0].sequence == 13
+
+
+def data_of_after(sender: Sender, sink: Sink) -> list[Header]:
+    sender.flush(50)
+    sender.close_all()
+    return [h for h, _ in data_of(sink)]
+
+
+def test_lanes_have_limits():
+    sender = make_sender(make_stream(0), 2)
+    lanes = [sender.add_lane(number % 2, number) for number in range(1, 33)]
+    assert len(set(lanes)) == 32
+    assert min(lanes) > 2
+    assert sender.add_lane(0, 99) == -1
+    assert sender.drop_lane(lanes[3])
+    assert sender.add_lane(0, 99) == lanes[3]
+    for group, number in ((2, 1), (0, 0)):
+        with pytest.raises(ValueError, match="lane"):
+            sender.add_lane(group, number)

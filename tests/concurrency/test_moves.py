@@ -370,7 +370,7 @@ def test_a_group_served_by_two_workers_gives_the_same_results(seed: int) -> None
 def test_a_group_served_by_three_workers_gives_the_same_results(seed: int) -> None:
     rows = make_rows(40_000, seed, keys=3)
     parts = [rows[i::4] for i in range(4)]
-    with serving(3) as engine:
+    with serving(3, queries=SPLITTABLE) as engine:
         producers = [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in parts]
         for producer, part in zip(producers, parts, strict=True):
             producer.send(part[:2_000])

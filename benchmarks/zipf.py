@@ -228,7 +228,8 @@ def main() -> None:
             break
         cases.append(measure(z, 1 if options.quick else options.pairs, lengths, end))
     harness.print_table(
-        ["z", "balanced / uniform", "not balanced", "hottest group", "possible", "needs split", "bound", "moves", "split groups"],
+        ["z", "balanced / uniform", "not balanced", "hottest group", "possible", "needs split", "bound", "moves",
+         "split groups"],
         [
             [c["z"], c["balanced_ratio"], c["unbalanced_ratio"], c["hottest_group"],
              "yes" if c["possible"] else "no", "yes" if c["needs_split"] else "no", c["bound"], c["moves"],

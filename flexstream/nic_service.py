@@ -176,7 +176,7 @@ class NicService:
         state = NicState(verification.verdict.value)
         if state is NicState.UNVERIFIED and not seen and self._health.state is NicState.VERIFIED:
             return self._health  # nobody is sending: what was seen still stands
-        if not seen and self._alignment.open():
+        if state is NicState.UNVERIFIED and not seen and self._alignment.open():
             return NicHealth(state, "no data has come since the table was written")
         return NicHealth(state, verification.reason)
 

@@ -161,9 +161,7 @@ class StreamSessions:
                 raise SessionRefused(
                     ErrorCode.TOO_MANY_SESSIONS, f"no session is left for lane {number}", "raise max_sessions"
                 )
-            lane = Session(
-                session.producer, session.epoch, slot, session.peer, parent=session, lane=(group, number)
-            )
+            lane = Session(session.producer, session.epoch, slot, session.peer, parent=session, lane=(group, number))
             session.lanes[group, number] = lane
             self._by_slot[slot] = lane
             self._register(lane)

@@ -242,9 +242,7 @@ class Session:
         if not groups:
             return []
         names = self._lanes.names
-        welcomes, errors = greet(
-            self.data, self._hello, groups, self.settings.connect_timeout_s, self._ports, names
-        )
+        welcomes, errors = greet(self.data, self._hello, groups, self.settings.connect_timeout_s, self._ports, names)
         for index in [key for key, error in errors.items() if key in names and _is_refusal(error)]:
             where = self._lanes.describe(index)
             if self._lanes.refused(index):

@@ -386,7 +386,7 @@ def test_a_group_served_by_three_workers_gives_the_same_results(seed: int) -> No
         engine.move({group: (engine.placement()[group] + 1) % 3})
         assert engine.mover.splits() == []
         send_from(engine, [part[6_000:] for part in parts], 500, producers)
-        assert_right(engine, rows)
+        assert_right(engine, rows, 4)
 
 
 def test_one_connection_alone_is_not_split() -> None:

@@ -133,8 +133,8 @@ def test_a_group_hotter_than_a_core_is_split_and_joined_when_it_has_cooled_down(
         )
         (made, *_) = entries(engine, "split")
         assert made["group_percent"] > 105
-        assert made["connections"] == 4
-        assert made["split"]["lent"][0]["connections"] == 2
+        assert made["connections"] >= 4
+        assert 1 <= made["split"]["lent"][0]["connections"] <= 3
         load.hot = None
         load.until(lambda: not engine.mover.splits(), "the end of the split")
         load.hot = 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,19 @@ import flexstream as fs
 from flexstream.errors import EngineError
 from flexstream.nic.split_rule import SplitConfig
 from flexstream.testing.fault_proxy import FaultProxy, Faults
-from tests.concurrency.test_moves import FINISH_S, GROUPS, STREAM, address, assert_right, make_rows, serving
+from tests.concurrency import test_moves
+from tests.concurrency.test_moves import FINISH_S, GROUPS, STREAM, TUMBLING, VALUES, address, assert_right, make_rows
 
+SLIDING = (  # without first and last: a lane is a session of its own, so among equal times the oracle has no order
+    STREAM.query("sliding")
+    .window(fs.sliding("300ms", every="100ms"))
+    .agg(n=fs.count(), total=fs.sum("x"), about=fs.approx_distinct("x"))
+)
 pytestmark = pytest.mark.time_limit(280)
+
+
+def serving(workers: int = 2, **options: Any) -> AbstractContextManager[fs.Engine]:
+    return test_moves.serving(workers, (TUMBLING, SLIDING, VALUES), **options)
 
 
 def wait_until(true: Callable[[], object]) -> None:
@@ -266,4 +276,18 @@ def test_places_of_sessions_and_lanes_are_used_again_while_groups_move_and_split
         holder.close(FINISH_S)
         ledger = engine.status()["streams"]["s"]["ledger"]
         assert ledger["applied"] == ledger["received"] == len(rows), ledger
+        assert_right(engine, rows)
+
+
+def test_rows_that_must_stay_in_order_are_not_spread_over_lanes() -> None:
+    rows = make_rows(4_000, 5, keys=1)
+    with test_moves.serving() as engine, fs.Producer(address(engine), stream=STREAM, linger_ms=1) as producer:
+        producer.send(rows[:2_000])
+        producer.flush(FINISH_S)
+        with pytest.raises(EngineError, match=r"ordered needs its rows in the order of arrival"):
+            engine.split(group_of(rows), range(2))
+        producer.send(rows[2_000:])
+        producer.flush(FINISH_S)
+        assert further(producer) == 0
+        producer.close()
         assert_right(engine, rows)

@@ -153,14 +153,14 @@ def test_a_full_disk_refuses_the_stage_or_the_commit_and_loses_nothing(tmp_path:
     with staged_daemon(tmp_path / "data") as daemon:
         drive(daemon, 0, batches[0])
         daemon.terminate()
-        daemon.start(file_bytes=10_000)
+        daemon.start(file_bytes=16_384)  # a stage of few rows takes three pages
         with pytest.raises(FlexStreamError) as caught:
             stage(daemon, batches[1], tasks=1)
         assert caught.value.code == "disk_full", caught.value
         receipts = stage(daemon, batches[1][:90], tasks=3)
         assert daemon.client.delete(f"/v1/stages/{receipts[0]['stage']}")["dropped"]
         with pytest.raises(FlexStreamError) as caught:
-            [commit(daemon, number, []) for number in range(100, 200)]  # until the journal is full
+            [commit(daemon, number, []) for number in range(100, 500)]  # until the journal is full
         assert caught.value.code == "disk_full", caught.value
         assert daemon.client.get("/v1/status")["state"] == "running"
         daemon.terminate()

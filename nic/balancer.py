@@ -146,8 +146,8 @@ class Decision:
 class Balancer:
     """The decision over time. The caller owns the clock (any monotonic seconds) and carries the moves out.
 
-    Guarantees: a plan is carried out only after its gain has shown again on rows that came after it was made (a plan
-    that fits the noise of its own numbers does not); a group that has just moved stays for `group_cool_down_s`.
+    Guarantees: groups move only after a plan's gain has shown again on rows that came after it was made (a plan that
+    fits the noise of its own numbers does not); a group that has just moved stays for `group_cool_down_s`.
     Emptying an inactive worker waits for none of this. Assumes: one thread.
     """
 
@@ -273,7 +273,7 @@ class Balancer:
         if self._candidate is None or not self._candidate.fits(made, limits):
             self._candidate = Candidate(made, limits, now_s, len(self._rows))
             return Verdict.CONFIRMING, f"seen once, waiting for fresh rows to agree; {made.text}", made
-        return self._confirm(now_s, self._candidate, band, fresh)
+        return self._confirm(now_s, self._candidate, made, band, fresh)
 
     def _refusal(self, made: Plan, band: float) -> tuple[Verdict, str] | None:
         if made.reason is Reason.NO_LOAD or band >= SHARE:
@@ -287,7 +287,7 @@ class Balancer:
         return None
 
     def _confirm(
-        self, now_s: float, candidate: Candidate, band: float, fresh: tuple[NDArray[np.float64], ...]
+        self, now_s: float, candidate: Candidate, newest: Plan, band: float, fresh: tuple[NDArray[np.float64], ...]
     ) -> tuple[Verdict, str, Plan]:
         candidate.add(*fresh)
         growth = self._signal(candidate.rows, candidate.growth)
@@ -295,7 +295,10 @@ class Balancer:
         wanted = band * band + self.config.gain_sigmas * sigma
         numbers = f"on fresh rows the gain is {gain:.0f}, wanted {wanted:.0f}"
         if candidate.ticks >= self.config.confirm_ticks and gain >= wanted:
-            return Verdict.MOVE, f"{candidate.plan.text}; {numbers}", candidate.plan
+            # While a load turns, a plan is made from rows of before and after: the one of now knows more.
+            better = newest.moves and candidate.gain(growth, self.config, newest)[0] > gain
+            chosen = newest if better else candidate.plan
+            return Verdict.MOVE, f"{chosen.text}; {numbers}", chosen
         hopeless = gain + self.config.noise_sigmas * sigma < band * band
         if hopeless or now_s - candidate.at_s >= self.config.max_tick_s:
             self._candidate = None
@@ -348,21 +351,24 @@ class Candidate:
         self.rows = self.rows + rows
         self.growth = self.growth + growth
 
-    def gain(self, growth: NDArray[np.float64], config: BalancerConfig) -> tuple[float, float]:
+    def gain(
+        self, growth: NDArray[np.float64], config: BalancerConfig, plan: Plan | None = None
+    ) -> tuple[float, float]:
         """The plan's gain on the fresh rows, and its standard deviation (counts of independent batches)."""
+        plan = plan or self.plan
         active = np.ones(self.limits.workers)
         active[list(self.limits.inactive)] = 0.0
         total = float(self.rows.sum() + growth.sum())
         if total <= 0.0:
             return 0.0, math.inf
         percent = group_percent(self.rows, growth, int(active.sum()), config.weights)
-        new = np.array(self.plan.placement, dtype=np.int32)
+        new = np.array(plan.placement, dtype=np.int32)
         old = new.copy()
-        for group, source, _ in self.plan.moves:
+        for group, source, _ in plan.moves:
             old[group] = source
         before = worker_percent(percent, old, self.limits) - SHARE * active
         after = worker_percent(percent, new, self.limits) - SHARE * active
-        gain = float((before**2).sum() - (after**2).sum()) - config.weights.beta * len(self.plan.moves)
+        gain = float((before**2).sum() - (after**2).sum()) - config.weights.beta * len(plan.moves)
         slope = 2.0 * (before[old] - after[new])
         variance = float((slope**2 * percent).sum()) * SHARE * float(active.sum()) * config.rows_per_batch / total
         return gain, math.sqrt(variance)

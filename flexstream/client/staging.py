@@ -150,12 +150,18 @@ class StageSession:
         except (OSError, EOFError) as error:
             raise self._lost(stage, error) from error
 
+    def _has_come(self) -> bool:
+        assert self._sock is not None
+        waiting = select.poll()  # select() knows no descriptor past 1023
+        waiting.register(self._sock, select.POLLIN)
+        return bool(waiting.poll(0))
+
     def _flush(self) -> None:
         rows = self._rows.rows
         if rows == 0:
             return
         assert self._sock is not None
-        if select.select([self._sock], [], [], 0)[0]:
+        if self._has_come():
             self._answer()  # nothing is due now: it is an ERROR, or the end
         pieces = stage_block.encode(self._rows, self._row_bytes, self._sent)
         began = time.monotonic()

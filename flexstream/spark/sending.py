@@ -23,6 +23,7 @@ from flexstream.spark.nodes import Rows, Target, split
 from flexstream.stream import Stream
 
 NO_TIME = -(2**63)
+MOST_PRODUCERS = 4  # kept in a worker: each that is not staged has a connection for every group
 
 
 @dataclass
@@ -45,13 +46,19 @@ class _Pool:
         if self._pid != os.getpid():
             self._pid, self._producers = os.getpid(), {}
         producer = self._producers.get(key)
-        if producer is not None and producer.state in ("closed", "failed"):
-            del self._producers[key]
+        if producer is None:
             return None
+        del self._producers[key]
+        if producer.state in ("closed", "failed"):
+            return None
+        self._producers[key] = producer  # as the one used last
         return producer
 
-    def put(self, key: tuple[Any, ...], producer: Producer) -> None:
+    def put(self, key: tuple[Any, ...], producer: Producer, endpoints: int) -> None:
+        """A task uses one for each endpoint; those that none has used for longest make room."""
         self._producers[key] = producer
+        while len(self._producers) > max(MOST_PRODUCERS, endpoints):
+            self.drop(next(iter(self._producers)))
 
     def drop(self, key: tuple[Any, ...]) -> None:
         producer = self._producers.pop(key, None)
@@ -129,7 +136,7 @@ def _begin(target: Target, endpoint: str, stage: str) -> Producer:
     producer = Producer(
         endpoint, stream=target.stream, token=target.token, stage=stage, connect_timeout_s=target.timeout_s
     )
-    _pool.put(key, producer)
+    _pool.put(key, producer, len(target.endpoints))
     return producer
 
 
@@ -193,7 +200,7 @@ def _live(target: Target, endpoint: str, watermark: str) -> Producer:
             watermark=mode,
             connect_timeout_s=target.timeout_s,
         )
-        _pool.put(key, producer)
+        _pool.put(key, producer, len(target.endpoints))
     return producer
 
 

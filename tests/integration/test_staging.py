@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
 import threading
 import time
 import uuid
@@ -79,6 +82,17 @@ def test_rows_count_when_they_are_committed_and_not_before(data_dir: Path | None
         wait_until(lambda: ledger(engine)["staged"] == 0)
         assert_equal_to_oracle(engine, rows)
         assert_ledger(engine.status(), "s", 20_000)
+
+
+def test_a_process_with_many_open_files_stages_too(data_dir: Path | None) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with serving(data_dir=data_dir) as engine, open(os.devnull) as nothing, contextlib.ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            opened.callback(os.close, os.dup(nothing.fileno()))
+        rows = make_rows(500)
+        assert stage(engine, rows[:250], rows[250:])["rows"] == len(rows)
 
 
 def test_a_commit_raises_the_watermark_to_its_rows_and_no_further(data_dir: Path | None) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,106 +13,16 @@ import flexstream as fs
 from flexstream import engine as engine_module
 from flexstream.cython_ext.queries import QueryState
 from flexstream.errors import EngineError
-from tests.concurrency.load import expected, make_stream, summed, totals_of
-
-GROUPS = 16
-PATIENCE_S = 60.0
-STREAM = make_stream("s")
-QUERY = summed(STREAM, "q", fs.sliding("2s", every="1s"))
+from tests.concurrency.load import summed
+from tests.integration.skewed_producers import GROUPS, PATIENCE_S, STREAM, Load, make_engine, until
 
 pytestmark = pytest.mark.time_limit(240)
-
-
-def make_engine(**options: Any) -> fs.Engine:
-    settings: dict[str, Any] = {"workers": 2, "groups": GROUPS, "pin": False, "listen": "127.0.0.1:0"}
-    engine = fs.Engine(**settings | options)
-    engine.submit(QUERY)
-    return engine
 
 
 def keys_of(groups: list[int], keys: int = 4_000) -> np.ndarray:
     every = np.zeros(keys, STREAM.schema.dtype)
     every["k"] = np.arange(keys)
     return every["k"][np.isin(STREAM.group_of(every, GROUPS), groups)]
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.01)
-
-
-class Load:
-    """Two producers that send on and on, each its own keys, with a marker now and then."""
-
-    def __init__(self, engine: fs.Engine, seed: int = 1) -> None:
-        assert engine.data_address is not None
-        self.engine = engine
-        self.sent: list[np.ndarray] = []
-        self.hot: np.ndarray | None = None  # keys that have most of the rows
-        self._done = threading.Event()
-        self._failures: list[BaseException] = []
-        address = "tcp://{}:{}".format(*engine.data_address)
-        self._producers = [fs.Producer(address, stream=STREAM, linger_ms=2, watermark="explicit") for _ in range(2)]
-        self._gate = threading.Barrier(len(self._producers))
-        self._threads = [
-            threading.Thread(target=self._produce, args=(producer, np.random.default_rng(seed + number)))
-            for number, producer in enumerate(self._producers)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _produce(self, producer: fs.Producer, rng: np.random.Generator) -> None:
-        try:
-            turn = 0
-            while not self._done.is_set():
-                rows = np.zeros(600, STREAM.schema.dtype)
-                rows["t"] = turn * 10 + rng.integers(0, 10, len(rows))
-                rows["k"] = rng.integers(0, 4_000, len(rows))
-                rows["v"] = rng.integers(-100, 100, len(rows))
-                if self.hot is not None:
-                    often = rng.random(len(rows)) < 0.8
-                    rows["k"][often] = rng.choice(self.hot, int(often.sum()))
-                self._gate.wait(PATIENCE_S)  # in step: no watermark passes the other's rows for long
-                self.sent.append(rows)
-                producer.send(rows)
-                producer.watermark(turn * 10)
-                producer.marker()
-                turn += 1
-                time.sleep(0.004)
-        except threading.BrokenBarrierError:
-            pass
-        except BaseException as error:
-            self._failures.append(error)
-        finally:
-            self._gate.abort()
-            producer.close(timeout=PATIENCE_S)
-
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        until(lambda: self._failures or condition(), what)
-        assert not self._failures, self._failures
-
-    def __enter__(self) -> Load:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._done.set()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-
-    def finish(self) -> None:
-        """All rows are in the results, once."""
-        self._done.set()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
-        assert not self._failures, self._failures
-        self.engine.finish(timeout=PATIENCE_S)
-        rows = np.concatenate(self.sent)
-        assert totals_of(self.engine.results("q")) == expected(rows, 2000, 1000)
-        ledger = self.engine.status()["streams"]["s"]["ledger"]
-        assert ledger["received"] == ledger["applied"] == len(rows)
 
 
 def test_groups_that_become_hot_are_spread_and_the_results_are_right() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +11,10 @@ import pytest
 
 import flexstream as fs
 from flexstream.nic.split_rule import SplitConfig
-from tests.concurrency.load import expected, make_stream, summed, totals_of
+from tests.integration.skewed_producers import GROUPS, PATIENCE_S, STREAM, address
+from tests.integration.skewed_producers import Load as Producers
+from tests.integration.skewed_producers import make_engine as make_plain_engine
 
-GROUPS = 16
-PATIENCE_S = 90.0
-STREAM = make_stream("s")
-QUERY = summed(STREAM, "q", fs.sliding("2s", every="1s"))
 # The machine that runs this is shared: how busy a core is says nothing here, and nothing rests for long.
 EAGER = SplitConfig(busy_share=0.0, undo_cores=0.0, undo_after_s=0.5, cool_down_s=0.5)
 
@@ -26,94 +22,18 @@ pytestmark = pytest.mark.time_limit(280)
 
 
 def make_engine(**options: Any) -> fs.Engine:
-    settings: dict[str, Any] = {"workers": 2, "groups": GROUPS, "pin": False, "listen": "127.0.0.1:0"}
-    engine = fs.Engine(**settings | options)
+    engine = make_plain_engine(**options)
     engine.rebalancer.splitter.rule.config = EAGER
-    engine.submit(QUERY)
     return engine
 
 
-def address(engine: fs.Engine) -> str:
-    assert engine.data_address is not None
-    return "tcp://{}:{}".format(*engine.data_address)
+Load = functools.partial(Producers, rows=2_000, hot_share=0.9)
 
 
 def group_of(key: int) -> int:
     rows = np.zeros(1, STREAM.schema.dtype)
     rows["k"] = key
     return int(STREAM.group_of(rows, GROUPS)[0])
-
-
-class Load:
-    """Producers that send on and on, in step; with `hot` most of their rows have one key."""
-
-    def __init__(self, engine: fs.Engine, producers: int, seed: int = 1, **options: Any) -> None:
-        self.engine = engine
-        self.hot: int | None = None
-        self.sent: list[np.ndarray] = []
-        self._done = threading.Event()
-        self.failures: list[BaseException] = []
-        settings: dict[str, Any] = {"stream": STREAM, "linger_ms": 2, "watermark": "explicit"}
-        self.producers = [fs.Producer(address(engine), **settings | options) for _ in range(producers)]
-        self._gate = threading.Barrier(producers)
-        self._threads = [
-            threading.Thread(target=self._produce, args=(producer, np.random.default_rng(seed + number)))
-            for number, producer in enumerate(self.producers)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _produce(self, producer: fs.Producer, rng: np.random.Generator) -> None:
-        try:
-            turn = 0
-            while not self._done.is_set():
-                rows = np.zeros(2_000, STREAM.schema.dtype)
-                rows["t"] = turn * 10 + rng.integers(0, 10, len(rows))
-                rows["k"] = rng.integers(0, 4_000, len(rows))
-                rows["v"] = rng.integers(-100, 100, len(rows))
-                if self.hot is not None:
-                    rows["k"][rng.random(len(rows)) < 0.9] = self.hot
-                self._gate.wait(PATIENCE_S)
-                self.sent.append(rows)
-                producer.send(rows)
-                producer.watermark(turn * 10)
-                turn += 1
-                time.sleep(0.004)
-        except threading.BrokenBarrierError:
-            pass
-        except BaseException as error:
-            self.failures.append(error)
-        finally:
-            self._gate.abort()
-            try:
-                producer.close(timeout=PATIENCE_S)
-            except BaseException as error:
-                self.failures.append(error)
-
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert not self.failures, self.failures
-            assert time.monotonic() < deadline, f"waited in vain: {what}: {self.engine.rebalancer.status()}"
-            time.sleep(0.01)
-
-    def __enter__(self) -> Load:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._done.set()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-
-    def finish(self) -> None:
-        """All rows are in the results, once."""
-        self.__exit__()
-        assert not self.failures, self.failures
-        self.engine.finish(timeout=PATIENCE_S)
-        rows = np.concatenate(self.sent)
-        assert totals_of(self.engine.results("q")) == expected(rows, 2000, 1000)
-        ledger = self.engine.status()["streams"]["s"]["ledger"]
-        assert ledger["received"] == ledger["applied"] == len(rows)
 
 
 def entries(engine: fs.Engine, what: str) -> list[dict[str, Any]]:
@@ -123,7 +43,7 @@ def entries(engine: fs.Engine, what: str) -> list[dict[str, Any]]:
 def test_a_group_hotter_than_a_core_is_split_and_joined_when_it_has_cooled_down() -> None:
     with make_engine() as engine, Load(engine, 4) as load:
         load.until(lambda: engine.rebalancer.status()["imbalance_percent"] is not None, "rows")
-        load.hot = 7
+        load.hot = [7]
         load.until(lambda: [split.group for split in engine.mover.splits()] == [group_of(7)], "a split")
         load.until(
             lambda: all(
@@ -135,9 +55,9 @@ def test_a_group_hotter_than_a_core_is_split_and_joined_when_it_has_cooled_down(
         assert made["group_percent"] > 105
         assert made["connections"] >= 4
         assert 1 <= made["split"]["lent"][0]["connections"] <= 3
-        load.hot = None
+        load.hot = ()
         load.until(lambda: not engine.mover.splits(), "the end of the split")
-        load.hot = 8
+        load.hot = [8]
         load.until(lambda: [split.group for split in engine.mover.splits()] == [group_of(8)], "another split")
         load.finish()
         assert entries(engine, "unsplit")
@@ -147,7 +67,7 @@ def test_one_connection_that_is_too_hot_is_named_with_its_group_and_key() -> Non
     with make_engine() as engine:
         engine.rebalancer.splitter.rule.config = replace(EAGER, split_percent=104.0)
         with Load(engine, 1, lanes=0) as load:
-            load.hot = 7
+            load.hot = [7]
             load.until(
                 lambda: any(one["keys"] for one in engine.rebalancer.status()["too_hot"]), "a group that is too hot"
             )
@@ -166,7 +86,7 @@ def test_one_connection_that_is_too_hot_is_named_with_its_group_and_key() -> Non
 def test_a_hot_group_of_one_producer_is_split_over_lanes_and_joined_when_it_has_cooled_down() -> None:
     with make_engine() as engine, Load(engine, 1) as load:
         (producer,) = load.producers
-        load.hot = 7
+        load.hot = [7]
         load.until(lambda: [split.group for split in engine.mover.splits()] == [group_of(7)], "a split")
         load.until(lambda: min(engine.rebalancer.status()["split"][0]["percent"] or [0]) > 10, "rows at both workers")
         assert producer.stats()["further_lanes"] == 1
@@ -174,16 +94,16 @@ def test_a_hot_group_of_one_producer_is_split_over_lanes_and_joined_when_it_has_
         assert (asked["connections"], asked["producers"]) == (1, 1)
         (made, *_) = entries(engine, "split")
         assert made["split"]["misaligned"] == 0
-        load.hot = None
+        load.hot = ()
         load.until(lambda: not engine.mover.splits() and not producer.stats()["further_lanes"], "the end of the split")
-        load.hot = 7
+        load.hot = [7]
         load.until(lambda: engine.mover.splits(), "another split")
         load.finish()
 
 
 def test_lanes_are_joined_by_producers_that_come_later_and_go_with_those_that_leave() -> None:
     with make_engine() as engine, Load(engine, 2) as load:
-        load.hot = 7
+        load.hot = [7]
         load.until(lambda: engine.mover.splits(), "a split")
         with fs.Producer(address(engine), stream=STREAM, watermark="explicit", linger_ms=1) as late:
             rows = np.zeros(500, STREAM.schema.dtype)

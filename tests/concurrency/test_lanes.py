@@ -19,7 +19,17 @@ from flexstream.errors import EngineError
 from flexstream.nic.split_rule import SplitConfig
 from flexstream.testing.fault_proxy import FaultProxy, Faults
 from tests.concurrency import test_moves
-from tests.concurrency.test_moves import FINISH_S, GROUPS, STREAM, TUMBLING, VALUES, address, assert_right, make_rows
+from tests.concurrency.test_moves import (
+    FINISH_S,
+    GROUPS,
+    STREAM,
+    TUMBLING,
+    VALUES,
+    address,
+    assert_right,
+    make_rows,
+    wait_until,
+)
 
 SLIDING = (  # without first and last: a lane is a session of its own, so among equal times the oracle has no order
     STREAM.query("sliding")
@@ -31,13 +41,6 @@ pytestmark = pytest.mark.time_limit(280)
 
 def serving(workers: int = 2, **options: Any) -> AbstractContextManager[fs.Engine]:
     return test_moves.serving(workers, (TUMBLING, SLIDING, VALUES), **options)
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + FINISH_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def group_of(rows: np.ndarray) -> int:

@@ -7,6 +7,7 @@ from libc.string cimport memcpy
 cdef enum:
     MAX_TRIES = 6          # fills with a growing slack; usually the second or third is the worse one that ends it
     MAX_PASSES = 12        # of local improvement after a fill or a kick
+    KICKS = 12             # sizes of kicks in turn: leaving a near tie can take half of a small problem turned round
 
 cdef double EPSILON = 1e-9  # an improvement smaller than this is rounding
 
@@ -128,9 +129,9 @@ cdef void solve_problem(Problem *p) noexcept nogil:
             break
         slack = slack * 2.0 + mean * 0.5
     # Only small problems get here with a budget left: kicks are cheap there, and land near the optimum.
-    while p.movable > 1 and p.evaluations < p.budget:
+    while p.movable > 1 and p.workers > 1 and p.evaluations < p.budget:
         copy(p, &p.now, &p.best)
-        kick(p, 2 + strength % 3)
+        kick(p, 2 + strength % KICKS)
         strength += 1
         polish(p)
         p.tries += 1
@@ -347,7 +348,7 @@ cdef void kick(Problem *p, int strength) noexcept nogil:
     cdef int done, at, worker
     for done in range(strength):
         at = draw(p, p.movable)
-        worker = draw(p, p.workers)
-        if (p.active[worker] and p.active[p.now.place[at]] and worker != p.now.place[at]
+        worker = (p.now.place[at] + 1 + draw(p, p.workers - 1)) % p.workers
+        if (p.active[worker] and p.active[p.now.place[at]]
                 and may_leave(p, departure(p, at, worker))):
             relocate(p, at, worker)

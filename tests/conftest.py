@@ -1,4 +1,8 @@
-"""Shared by all tests: a time limit for each, a printed seed, and the folders of the project."""
+"""Shared by all tests: a time limit for each, a printed seed, and the folders of the project.
+
+The cases are the same in each run, so that a red run speaks of the change under test; FLEXSTREAM_EXPLORE=1 draws new
+ones, in Hypothesis and for the `seed` fixture, and is how new bugs are looked for.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ import pytest
 PROJECT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60
 SLOW_LIMIT_S = 280
+SEED = 20240607
+EXPLORE = os.environ.get("FLEXSTREAM_EXPLORE", "") not in ("", "0")
 SHUTDOWN_S = 20  # after the limit, a test stuck in native code ends the whole run with all stacks
 
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(PROJECT / ".cache" / "hypothesis"))
@@ -39,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from hypothesis import settings
     except ImportError:
         return
-    settings.register_profile("flexstream", deadline=None, print_blob=True)
+    settings.register_profile("flexstream", deadline=None, print_blob=True, derandomize=not EXPLORE)
     settings.load_profile("flexstream")
 
 
@@ -71,8 +77,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture
 def seed() -> int:
-    """A fresh seed for each run, printed with a failure; FLEXSTREAM_SEED=n repeats a run."""
-    value = int(os.environ.get("FLEXSTREAM_SEED") or random.SystemRandom().randrange(2**32))
+    """Printed with a failure; FLEXSTREAM_SEED=n repeats it."""
+    value = int(os.environ.get("FLEXSTREAM_SEED") or (random.SystemRandom().randrange(2**32) if EXPLORE else SEED))
     print(f"seed: FLEXSTREAM_SEED={value}")
     return value
 

@@ -12,11 +12,10 @@
 #define _GNU_SOURCE
 #include "frames.h"
 
-#include <nmmintrin.h>
-
 enum { CHAINS = 3 };
 
 static uint64_t sent_frames[MAX_GROUPS];
+static uint64_t planned_row[MAX_GROUPS]; /* behind the frames that are ready; next_row is behind those that were sent */
 static int64_t time_delta, first_time = INT64_MAX;
 
 typedef int64_t __attribute__((aligned(1))) unaligned_time; /* rows are packed */
@@ -71,8 +70,8 @@ static void checksum(struct frame **some, int count)
 static void patch(struct frame *frame, int64_t loop)
 {
     struct header *header = (struct header *)frame->data;
-    header->sequence = next_row[frame->group];
-    next_row[frame->group] += frame->rows;
+    header->sequence = planned_row[frame->group];
+    planned_row[frame->group] += frame->rows;
     if (loop > 0 && time_delta)
         for (uint32_t row = 0; row < frame->rows; row++)
             *time_of(frame, row) += time_delta;
@@ -81,6 +80,7 @@ static void patch(struct frame *frame, int64_t loop)
 static size_t add_tail(struct frame *frame, size_t size, uint8_t type, int64_t value)
 {
     struct header tail = make_header(type, frame->group, 0, value, next_row[frame->group]);
+    seal((char *)&tail, sizeof tail);
     memcpy(frame->data + size, &tail, sizeof tail);
     return size + sizeof tail;
 }
@@ -100,8 +100,8 @@ int main(int argc, char **argv)
     int64_t marker_every = number(argc, argv, "--marker-ms", 0) * 1000000;
     uint64_t watermark_every = number(argc, argv, "--watermark-every", 0);
     double rate = number(argc, argv, "--rate", 0);
-    int crc = number(argc, argv, "--crc", 0) != 0;
     char hello[2048];
+    with_crc = number(argc, argv, "--crc", 0) != 0;
     row_bytes = number(argc, argv, "--row-bytes", 78);
     time_offset = number(argc, argv, "--time-offset", 0);
     time_delta = number(argc, argv, "--time-delta", 0);
@@ -111,26 +111,28 @@ int main(int argc, char **argv)
     load_frames(option(argc, argv, "--frames", "frames.bin"));
     find_watermarks();
 
-    write_hello(hello, sizeof hello, argc, argv, row_bytes, crc);
+    write_hello(hello, sizeof hello, argc, argv, row_bytes);
     control = greet(port, CONTROL_GROUP, hello);
     for (size_t i = 0; i < frame_count; i++)
         if (sockets[frames[i].group] == 0)
             sockets[frames[i].group] = greet(port, frames[i].group, hello);
+    memcpy(planned_row, next_row, sizeof planned_row);
 
     int64_t rows = 0, bytes = 0, count = 0, loop = 0, markers = 0;
     int64_t start = now_ns(), start_cpu = cpu_ns(), now = start, marker_due = start + marker_every;
     for (; now - start < duration && rows < limit; loop++) {
         for (size_t i = 0; i < frame_count && now - start < duration && rows < limit; i++) {
             struct frame *frame = &frames[i];
-            if (crc && i % CHAINS == 0) {
+            if (with_crc && i % CHAINS == 0) {
                 struct frame *some[CHAINS];
                 int ready = 0;
                 for (; ready < CHAINS && i + ready < frame_count; ready++)
                     patch(some[ready] = &frames[i + ready], loop);
                 checksum(some, ready);
-            } else if (!crc)
+            } else if (!with_crc)
                 patch(frame, loop);
             size_t size = HEADER_BYTES + frame->payload_bytes;
+            next_row[frame->group] += frame->rows;
             if (watermark_every && ++sent_frames[frame->group] % watermark_every == 0)
                 size = add_tail(frame, size, WATERMARK, frame->later_min + loop * time_delta);
             if (marker_every && now >= marker_due) {

@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <nmmintrin.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -16,8 +17,21 @@
 
 enum { MAX_GROUPS = 4096, PATIENCE_S = 60 };
 
-static int sockets[MAX_GROUPS], control, send_buffer;
+static int sockets[MAX_GROUPS], control, send_buffer, with_crc;
 static uint64_t next_row[MAX_GROUPS];
+
+/* A whole frame gets its CRC, if the session has them: then every frame must. */
+static void seal(char *frame, size_t size)
+{
+    struct header *header = (struct header *)frame;
+    uint64_t crc = 0xFFFFFFFFu;
+    if (!with_crc)
+        return;
+    header->flags |= FLAG_CRC, header->crc32c = 0;
+    for (size_t at = 0; at < size; at++)
+        crc = _mm_crc32_u8(crc, frame[at]);
+    header->crc32c = ~crc;
+}
 
 static void receive_all(int fd, void *data, size_t size)
 {
@@ -89,7 +103,7 @@ static int greet(int port, uint16_t group, const char *json)
 }
 
 /* What both kinds of HELLO say. */
-static void write_hello(char *hello, size_t size, int argc, char **argv, int64_t row_bytes, int crc)
+static void write_hello(char *hello, size_t size, int argc, char **argv, int64_t row_bytes)
 {
     const char *token = option(argc, argv, "--token", "");
     snprintf(hello, size,
@@ -97,7 +111,28 @@ static void write_hello(char *hello, size_t size, int argc, char **argv, int64_t
              "\"token\":%s%s%s,\"crc\":%s,\"ack_bytes\":0}",
              option(argc, argv, "--stream", "ads"), (long long)row_bytes, option(argc, argv, "--schema", ""),
              option(argc, argv, "--producer", "00000000-0000-4000-8000-000000000001"), *token ? "\"" : "",
-             *token ? token : "null", *token ? "\"" : "", crc ? "true" : "false");
+             *token ? token : "null", *token ? "\"" : "", with_crc ? "true" : "false");
+}
+
+/* Waits for the control connection's next frame; an ERROR on any data connection ends the wait, and the program. */
+static void wait_for_control(int groups)
+{
+    struct pollfd watched[MAX_GROUPS + 1] = {{.fd = control, .events = POLLIN}};
+    for (int group = 0; group < groups; group++)
+        watched[group + 1] = (struct pollfd){.fd = sockets[group] ? sockets[group] : -1, .events = POLLIN};
+    while (!watched[0].revents) {
+        char first;
+        if (poll(watched, groups + 1, PATIENCE_S * 1000) <= 0)
+            DIE("the receiver was silent for %d s", PATIENCE_S);
+        for (int at = 1; at <= groups; at++) {
+            if (!watched[at].revents)
+                continue;
+            if (recv(watched[at].fd, &first, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
+                receive_answer(watched[at].fd);
+            else
+                watched[at].fd = -1; /* closed: it has said all it had to say */
+        }
+    }
 }
 
 static void end_session(int groups)
@@ -108,15 +143,18 @@ static void end_session(int groups)
         if (sockets[group] == 0)
             continue;
         struct header eos = make_header(EOS, group, 0, 0, next_row[group]);
+        seal((char *)&eos, sizeof eos);
         send_all(sockets[group], (char *)&eos, sizeof eos);
         shutdown(sockets[group], SHUT_WR);
         message[HEADER_BYTES + group / 8] |= 1 << (group % 8);
     }
     struct header eos = make_header(EOS, CONTROL_GROUP, bitmap_bytes, 0, 0);
     memcpy(message, &eos, sizeof eos);
+    seal(message, HEADER_BYTES + bitmap_bytes);
     send_all(control, message, HEADER_BYTES + bitmap_bytes);
-    while (receive_answer(control).type != ACK)
-        continue;
+    do
+        wait_for_control(groups);
+    while (receive_answer(control).type != ACK);
 }
 
 #endif

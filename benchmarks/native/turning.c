@@ -107,7 +107,7 @@ int main(int argc, char **argv)
     uint16_t part[2][MAX_GROUPS], turns[MAX_GROUPS]; /* cold and hot groups, and all in turn */
     uint32_t n_part[2] = {0, 0}, n_turns = 0, at_part[2] = {0, 0}, at_turn = 0;
     int hot_length = strlen(hot);
-    write_hello(hello, sizeof hello, argc, argv, row_bytes, 0);
+    write_hello(hello, sizeof hello, argc, argv, row_bytes);
     control = greet(port, CONTROL_GROUP, hello);
     for (int group = 0; group < groups; group++) {
         if (n_of[group] == 0)

@@ -87,6 +87,21 @@ def test_sender_and_discard_agree_on_every_byte(crc: bool) -> None:
     assert taken["bytes"] == sent["bytes"] + 16 * wire.HEADER_BYTES  # and an EOS on each connection
 
 
+@pytest.mark.parametrize("crc", [False, True])
+def test_an_engine_takes_what_the_sender_sends(crc: bool) -> None:
+    """The reference looks at no frame; an engine refuses one without its CRC, or an EOS that is out of sequence."""
+    from benchmarks import workload
+    from benchmarks.programs import EngineProcess, run_sender
+
+    core = min(os.sched_getaffinity(0))
+    with EngineProcess(16, cpus=[core], compile="off") as engine:
+        engine.ask("open", stream="ads")
+        sent = run_sender(engine.port, workload.frames(16), cpu=core, duration_s=0.1, stream="ads", crc=crc)
+        ledger = engine.ask("close", stream="ads")["stream"]["ledger"]
+    assert 0 < ledger["received"] == sent["rows"]
+    assert ledger["late"] == ledger["rejected"] == 0
+
+
 def test_the_reference_counts_what_numpy_counts(project: Path) -> None:
     import ctypes
 
@@ -146,13 +161,14 @@ def test_the_sender_numbers_checksums_and_times_its_frames_as_the_wire_wants(tmp
                 return
             _, _, kind, flags, group, size, crc, value, sequence = wire.HEADER.unpack(raw)
             payload = exactly(connection, size)
+            if kind != wire.FrameType.HELLO:
+                assert flags & wire.Flags.CRC
+                assert crc32c(raw[:12] + bytes(4) + raw[16:] + payload) == crc
             if kind == wire.FrameType.HELLO or (kind == wire.FrameType.EOS and group == wire.CONTROL_GROUP):
                 fields = (wire.MAGIC, wire.VERSION, wire.FrameType.ACK, 0, group, 0, 0, 420, 0)
                 connection.sendall(wire.HEADER.pack(*fields))
                 continue
             if kind == wire.FrameType.DATA:
-                assert flags & wire.Flags.CRC
-                assert crc32c(raw[:12] + bytes(4) + raw[16:] + payload) == crc
                 frames.setdefault(group, []).append((sequence, value, payload))
             elif kind == wire.FrameType.WATERMARK:
                 frames.setdefault(group, []).append((sequence, -value, b""))

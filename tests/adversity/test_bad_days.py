@@ -23,7 +23,6 @@ from tests.adversity.rig import (
     QUERY,
     ROW_BYTES,
     STREAM,
-    WAIT_S,
     RawClient,
     address,
     assert_results,
@@ -36,9 +35,9 @@ from tests.adversity.rig import (
     read_frame,
     rows_of_group,
     serving,
-    wait_until,
 )
 from tests.property.checks import assert_same_results
+from tests.waiting import WAIT_S, wait_until
 
 # A producer that gives half a frame and then waits to be killed. Says on stdout when the bytes are away.
 DOOMED = """
@@ -199,9 +198,11 @@ def send_through(proxy: FaultProxy, rows: np.ndarray, seed: int, **options) -> N
 def test_resets_at_random_bytes_lose_no_row_and_repeat_none(seed):
     rows = make_rows(20_000, seed=seed, start=FAR)
     faults = Faults(cut="reset", cut_after=(200, 60_000), count=24)
-    with serving(session_timeout_s=20.0) as engine, company(engine, rows), FaultProxy(
-        engine.data_address, faults, seed=seed
-    ) as proxy:
+    with (
+        serving(session_timeout_s=20.0) as engine,
+        company(engine, rows),
+        FaultProxy(engine.data_address, faults, seed=seed) as proxy,
+    ):
         send_through(proxy, rows, seed, replay_bytes=64 * 1024)
         assert proxy.cuts > 0
 
@@ -211,26 +212,32 @@ def test_resets_at_random_bytes_lose_no_row_and_repeat_none(seed):
 def test_closes_in_mid_frame_lose_no_row_and_repeat_none(cut, seed):
     rows = make_rows(10_000, seed=seed, start=FAR)
     faults = Faults(cut=cut, cut_after=(200, 40_000), count=25)
-    with serving(session_timeout_s=20.0) as engine, company(engine, rows), FaultProxy(
-        engine.data_address, faults, seed=seed
-    ) as proxy:
+    with (
+        serving(session_timeout_s=20.0) as engine,
+        company(engine, rows),
+        FaultProxy(engine.data_address, faults, seed=seed) as proxy,
+    ):
         send_through(proxy, rows, seed)
         assert proxy.cuts > 0
 
 
 def test_bytes_in_tiny_pieces_give_the_same_results():
     rows = make_rows(600, start=FAR)
-    with serving() as engine, company(engine, rows), FaultProxy(
-        engine.data_address, Faults(piece_bytes=7), seed=3
-    ) as proxy:
+    with (
+        serving() as engine,
+        company(engine, rows),
+        FaultProxy(engine.data_address, Faults(piece_bytes=7), seed=3) as proxy,
+    ):
         send_through(proxy, rows, 3)
 
 
 def test_a_slow_and_split_line_gives_the_same_results():
     rows = make_rows(300, start=FAR)
-    with serving() as engine, company(engine, rows), FaultProxy(
-        engine.data_address, Faults(delay_s=0.002, piece_bytes=200), seed=4
-    ) as proxy:
+    with (
+        serving() as engine,
+        company(engine, rows),
+        FaultProxy(engine.data_address, Faults(delay_s=0.002, piece_bytes=200), seed=4) as proxy,
+    ):
         send_through(proxy, rows, 4)
 
 
@@ -256,9 +263,11 @@ def test_damaged_bytes_are_caught_by_the_crc_and_sent_again(seed):
     """The flips fall behind HELLO, on data connections only."""
     rows = make_rows(20_000, seed=seed, start=FAR)
     faults = Faults(flip_after=(1500, 20_000), first=1, count=10)
-    with serving(session_timeout_s=20.0) as engine, company(engine, rows), FaultProxy(
-        engine.data_address, faults, seed=seed
-    ) as proxy:
+    with (
+        serving(session_timeout_s=20.0) as engine,
+        company(engine, rows),
+        FaultProxy(engine.data_address, faults, seed=seed) as proxy,
+    ):
         send_through(proxy, rows, seed, crc=True)
         assert proxy.flips > 0
 

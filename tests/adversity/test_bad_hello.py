@@ -21,8 +21,8 @@ from tests.adversity.rig import (
     read_frame,
     refused,
     serving,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 GOOD = {"versions": [1], "stream": "s", "producer": "p", "epoch": 1}
 

@@ -17,15 +17,14 @@ from flexstream import collector
 from flexstream.errors import EngineError
 from tests.adversity.rig import (
     STREAM,
-    WAIT_S,
     Company,
     RawClient,
     address,
     assert_results,
     make_rows,
     serving,
-    wait_until,
 )
+from tests.waiting import WAIT_S, wait_until
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.getcwd()}
 

@@ -25,8 +25,8 @@ from tests.adversity.rig import (
     make_rows,
     read_frame,
     serving,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 
 def block(rows: np.ndarray, first_row: int = 0) -> bytes:

@@ -12,7 +12,6 @@ from flexstream.wire import ErrorCode
 from tests.adversity.rig import (
     FAR,
     STREAM,
-    WAIT_S,
     RawClient,
     address,
     assert_results,
@@ -21,8 +20,8 @@ from tests.adversity.rig import (
     expect_error,
     make_rows,
     serving,
-    wait_until,
 )
+from tests.waiting import WAIT_S, wait_until
 
 WANTED = 10_000
 

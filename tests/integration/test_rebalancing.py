@@ -14,7 +14,8 @@ from flexstream import engine as engine_module
 from flexstream.cython_ext.queries import QueryState
 from flexstream.errors import EngineError
 from tests.concurrency.load import summed
-from tests.integration.skewed_producers import GROUPS, PATIENCE_S, STREAM, Load, make_engine, until
+from tests.integration.skewed_producers import GROUPS, PATIENCE_S, STREAM, Load, make_engine
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.time_limit(240)
 
@@ -86,7 +87,7 @@ def test_a_hot_key_is_named_with_its_share() -> None:
             engine.flush()
             return bool(engine.status()["rebalance"]["hot"])
 
-        until(named, "a hot group")
+        wait_until(named, "a hot group")
         (hot,) = engine.status()["rebalance"]["hot"]
         assert hot["group"] == group
         assert hot["stream"] == "s"
@@ -103,7 +104,7 @@ def test_even_load_has_no_hot_group() -> None:
         rows["k"] = np.arange(len(rows))
         engine.feed("s", rows, watermark=False)
         engine.flush()
-        until(lambda: engine.rebalancer.status()["imbalance_percent"] is not None, "loads")
+        wait_until(lambda: engine.rebalancer.status()["imbalance_percent"] is not None, "loads")
         assert engine.rebalancer.status()["hot"] == []
 
 
@@ -119,7 +120,7 @@ def test_rows_in_the_sockets_of_a_worker_that_is_held_up_are_seen(monkeypatch: p
             finally:
                 go.set()
             load.finish()
-        until(lambda: engine.rebalancer.status()["workers"][0]["waiting_rows"] == 0, "none")
+        wait_until(lambda: engine.rebalancer.status()["workers"][0]["waiting_rows"] == 0, "none")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_engines_that_do_nothing_stop_at_once_and_leave_no_thread() -> None:
     for _ in range(5):
         with fs.Engine(2, groups=4, pin=False):
             pass
-    until(lambda: threading.active_count() <= before, "threads to end")
+    wait_until(lambda: threading.active_count() <= before, "threads to end")
 
 
 def test_callbacks_may_submit_and_cancel_while_groups_move() -> None:

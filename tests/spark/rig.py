@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from flexstream.client_http import Client
 from flexstream.testing import run
 from tests.conftest import PROJECT
 from tests.property.checks import assert_same_results
+from tests.waiting import wait_until
 
 WAIT_S = 120.0
 MAIN = "from flexstream.cli import main; main()"
@@ -69,14 +69,6 @@ def arrow_table(rows: np.ndarray) -> pa.Table:
 
 def frame(spark: Any, rows: np.ndarray, partitions: int = 4) -> Any:
     return spark.createDataFrame(arrow_table(rows)).repartition(partitions)
-
-
-def wait_until(true: Callable[[], Any], what: str, wait_s: float = WAIT_S) -> Any:
-    deadline = time.monotonic() + wait_s
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"waited {wait_s:g} s for {what}"
-        time.sleep(0.05)
-    return found
 
 
 class Daemon:

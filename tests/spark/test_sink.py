@@ -25,8 +25,8 @@ from tests.spark.rig import (
     frame,
     make_rows,
     serving,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 
 def writing(df: Any, daemon: Daemon, stream: str = STREAM.name, **options: Any) -> Any:

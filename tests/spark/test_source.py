@@ -12,7 +12,8 @@ import flexstream as fs
 from flexstream import spark as fspark
 from flexstream.testing import run
 from tests.property.checks import as_rows, assert_same_results
-from tests.spark.rig import GROUPS, QUERY, STREAM, Daemon, make_rows, serving, wait_until
+from tests.spark.rig import GROUPS, QUERY, STREAM, Daemon, make_rows, serving
+from tests.waiting import wait_until
 
 
 def produce(daemon: Daemon, rows: np.ndarray) -> None:

@@ -14,6 +14,7 @@ from flexstream.producer import Producer, RingFull
 from flexstream.stream import Stream
 from flexstream.wire import CONTROL_GROUP, ErrorCode
 from tests.unit.fake_server import FakeServer
+from tests.waiting import wait_until
 
 CLICKS = Stream(
     "clicks",
@@ -30,13 +31,6 @@ def clicks(n: int, start: int = 0, keys: int = 1000) -> np.ndarray:
     rows["k"] = np.arange(start, start + n) % keys
     rows["v"] = rows["t"] / 2
     return rows
-
-
-def wait_for(condition, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
 
 
 def check_rows(server: FakeServer, rows: np.ndarray) -> None:
@@ -96,7 +90,7 @@ def test_flush_returns_when_the_server_has_every_row(server):
 def test_rows_that_linger_are_sent_without_a_flush(server):
     with Producer(server.address, stream="clicks", linger_ms=1) as producer:
         producer.send(clicks(3))
-        wait_for(lambda: server.total_rows() == 3)
+        wait_until(lambda: server.total_rows() == 3, "three rows")
 
 
 def test_without_linger_frames_are_whole_until_the_end_of_the_call(server):
@@ -104,7 +98,7 @@ def test_without_linger_frames_are_whole_until_the_end_of_the_call(server):
     group = int(CLICKS.group_of(rows[:1], 8)[0])
     with Producer(server.address, stream="clicks", linger_ms=0) as producer:
         producer.send(rows)
-        wait_for(lambda: server.total_rows() == 3000)
+        wait_until(lambda: server.total_rows() == 3000, "3000 rows")
     sizes = [value for kind, value in server.events[group] if kind == "data"]
     assert sum(sizes) == 3000
     assert len(sizes) <= 50  # 47, and one more for each time that the service thread came in between
@@ -163,7 +157,7 @@ def test_automatic_watermarks_trail_the_newest_row_by_the_disorder(server):
     with Producer(server.address, stream="clicks", linger_ms=1) as producer:
         producer.send(clicks(100))
         producer.flush(5)
-        wait_for(lambda: all(99 - 5 in server.watermarks(group) for group in range(8)))
+        wait_until(lambda: all(99 - 5 in server.watermarks(group) for group in range(8)), "a watermark in every group")
     for group in range(8):
         kinds = [kind for kind, _ in server.events[group]]
         assert kinds.index("data") < kinds.index("watermark")
@@ -174,7 +168,7 @@ def test_groups_without_rows_learn_the_watermark_on_the_control_connection(serve
     group = int(CLICKS.group_of(rows[:1], 8)[0])
     with Producer(server.address, stream="clicks", max_disorder=0, linger_ms=1) as producer:
         producer.send(rows)
-        wait_for(lambda: 19 in server.watermarks(CONTROL_GROUP))
+        wait_until(lambda: 19 in server.watermarks(CONTROL_GROUP), "the watermark")
     at = server.events[CONTROL_GROUP].index(("watermark", 19))
     assert server.events[CONTROL_GROUP][at + 1] == ("bitmap", 1 << group)
 
@@ -258,8 +252,8 @@ def test_a_server_that_is_away_is_a_state_and_then_an_error_that_names_the_rows(
     server.ack = False
     producer.send(clicks(100))
     server.close()
-    wait_for(lambda: producer.state == "waiting" or producer.state == "failed")
-    wait_for(lambda: producer.state == "failed")
+    wait_until(lambda: producer.state == "waiting" or producer.state == "failed", "the loss to be seen")
+    wait_until(lambda: producer.state == "failed", "the producer to give up")
     with pytest.raises(ConnectError) as caught:
         producer.send(clicks(1))
     message = str(caught.value)
@@ -279,7 +273,7 @@ def test_a_server_that_restarts_on_its_port_is_found_again():
         producer.send(rows[:1000])
         producer.flush(5)
         server.close()
-        wait_for(lambda: producer.state == "waiting")
+        wait_until(lambda: producer.state == "waiting", "the loss to be seen")
         producer.send(rows[1000:])
         again = FakeServer(CLICKS, port=server.port)
         again.sessions, again.next_row, again.rows = server.sessions, server.next_row, server.rows
@@ -318,7 +312,7 @@ def test_a_refusal_on_a_data_connection_fails_the_producer(server):
     server.refuse_data = ErrorCode.WRONG_GROUP
     producer = Producer(server.address, stream="clicks")
     producer.send(clicks(10))
-    wait_for(lambda: producer.state == "failed")
+    wait_until(lambda: producer.state == "failed", "the producer to give up")
     with pytest.raises(ProtocolError) as caught:
         producer.flush(5)
     assert caught.value.code == "wrong_group"
@@ -330,7 +324,7 @@ def test_a_refusal_that_passes_with_time_is_tried_again(server):
     server.refuse_data = ErrorCode.TOO_MANY_PENDING
     with Producer(server.address, stream="clicks") as producer:
         producer.send(clicks(100))
-        wait_for(lambda: producer.state == "waiting")
+        wait_until(lambda: producer.state == "waiting", "the loss to be seen")
         server.refuse_data = None
         producer.flush(10)
     check_rows(server, clicks(100))

@@ -87,9 +87,10 @@ class Load:
             rows["k"][often] = rng.choice(hot, int(often.sum()))
         return rows
 
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        wait_until(lambda: self._failures or condition(), what, seen=self.engine.rebalancer.status)
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        found = wait_until(lambda: self._failures or condition(), what, seen=self.engine.rebalancer.status)
         assert not self._failures, self._failures
+        return found
 
     def __enter__(self) -> Load:
         return self

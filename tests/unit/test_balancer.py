@@ -130,6 +130,7 @@ def test_small_cases_are_within_one_percent_of_the_exact_optimum_on_average() ->
     assert np.mean(ratios) <= 1.01
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])  # how near it comes to balance depends on the order of the groups
 @pytest.mark.parametrize("exponent", [0.2, 0.5, 0.8, 1.0])
 def test_zipf_loads_converge_when_no_group_is_hotter_than_a_worker(exponent: float, seed: int) -> None:
     loads = np.random.default_rng(seed).permutation(zipf(128, exponent))

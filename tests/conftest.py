@@ -69,6 +69,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiled code of this run alone: what is in the user's cache decides nothing, and nothing is left in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLEXSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def seed() -> int:
     """A fresh seed for each run, printed with a failure; FLEXSTREAM_SEED=n repeats a run."""

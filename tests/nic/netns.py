@@ -25,7 +25,7 @@ from typing import Any
 
 CLONE_NEWNS, CLONE_NEWNET = 0x20000, 0x40000000
 MS_REC, MS_PRIVATE = 0x4000, 1 << 18
-RUN_TIMEOUT_S = 50.0
+RUN_TIMEOUT_S = 120.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -33,13 +33,6 @@ CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_ba
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i32", "x": "i64"}, key="k", time="t")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def private_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLEXSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def compiled_case(rnd: random.Random) -> Case:
     """Few keys for many rows, so that compiled code does most of the work; sometimes the reverse."""
     stream = random_stream(rnd)

@@ -37,13 +37,6 @@ ROWS = make_rows()
 pytestmark = pytest.mark.time_limit(300)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def private_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLEXSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def ended(query: fs.Query, trees: list[Any]) -> fs.Query:
     return query.window(fs.tumbling("10s")).agg(**{f"v{i}": fs.max(tree) for i, tree in enumerate(trees)})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -71,6 +71,11 @@ def problems(draw: st.DrawFn) -> tuple[list[float], list[float], list[int], Limi
     return draw(numbers), draw(numbers), placement, limits
 
 
+TINY = 2.2250738585072014e-308  # 100 divided by it is infinite
+
+
+@example(([0.0] * 3, [0.0, 0.0, TINY], [0, 0, 1], Limits(2, frozenset({1}))), 2)
+@example(([0.0, TINY, 5e-324], [0.0] * 3, [0, 0, 0], Limits(2)), 0)
 @given(problems(), st.integers(0, 2**40))
 def test_a_plan_is_sound_never_worse_and_the_same_for_the_same_seed(
     problem: tuple[list[float], list[float], list[int], Limits], seed: int

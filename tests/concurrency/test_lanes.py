@@ -28,6 +28,7 @@ from tests.concurrency.test_moves import (
     address,
     assert_right,
     make_rows,
+    send_from,
 )
 from tests.waiting import wait_until
 
@@ -149,22 +150,7 @@ def test_random_splits_of_the_groups_of_few_producers_change_no_result(seed: int
     parts = [rows[i::2] for i in range(2)]
     groups = sorted({int(g) for g in STREAM.group_of(rows, GROUPS)})
     with serving(3) as engine, in_background(split_at_random(engine, seed, groups)):
-        producers = [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in parts]
-        gate = threading.Barrier(2)
-
-        def produce(producer: fs.Producer, part: np.ndarray) -> None:
-            for start in range(0, len(part), 250):
-                gate.wait(FINISH_S)
-                producer.send(part[start : start + 250])
-                time.sleep(0.01)
-            producer.close(FINISH_S)
-
-        threads = [threading.Thread(target=produce, args=pair) for pair in zip(producers, parts, strict=True)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(FINISH_S)
-            assert not thread.is_alive()
+        send_from(engine, parts, 250, pause_s=0.01)
         assert_right(engine, rows)
     assert engine.rebalancer.splitter.made > 0
 

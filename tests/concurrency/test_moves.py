@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,7 +20,7 @@ from tests.property.checks import as_rows, assert_same_results
 from tests.waiting import wait_until
 
 GROUPS = 16
-FINISH_S = 60.0
+FINISH_S = 120.0
 STREAM = fs.Stream(
     "s", {"t": "timestamp[ms]", "k": "i32", "x": "i64", "y": "f64"}, key="k", time="t", max_disorder="40ms"
 )
@@ -102,8 +103,12 @@ def send_from(
     piece: int,
     producers: list[fs.Producer] | None = None,
     close: bool = True,
+    pause_s: float = 0.0,
 ) -> None:
-    """One TCP producer per part, side by side, so that no watermark passes another's rows."""
+    """One TCP producer per part, side by side, so that no watermark passes another's rows.
+
+    With a pause after each piece they stay in step: the parts must be of the same size.
+    """
     producers = producers or [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in parts]
     gate = threading.Barrier(len(parts))
 
@@ -111,6 +116,9 @@ def send_from(
         gate.wait(FINISH_S)
         for start in range(0, len(rows), piece):
             producer.send(rows[start : start + piece])
+            if pause_s:
+                time.sleep(pause_s)
+                gate.wait(FINISH_S)
         if close:
             producer.close(timeout=FINISH_S)
         else:

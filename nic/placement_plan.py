@@ -102,9 +102,9 @@ def group_percent(loads: Numbers, accumulation: Numbers, workers: int, weights: 
     if load_sum == 0.0 and waiting_sum == 0.0:
         return np.zeros(len(load))
     if waiting_sum == 0.0:
-        return load * (factor * total / load_sum)
+        return load / load_sum * (factor * total)
     if load_sum == 0.0:
-        return waiting * (factor * total / waiting_sum)
+        return waiting / waiting_sum * (factor * total)
     return load / load_sum * (weights.load * total) + waiting / waiting_sum * (weights.accumulation * total)
 
 

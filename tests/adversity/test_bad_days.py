@@ -36,6 +36,7 @@ from tests.adversity.rig import (
     rows_of_group,
     serving,
 )
+from tests.ports import quiet_port
 from tests.property.checks import assert_same_results
 from tests.waiting import WAIT_S, wait_until
 
@@ -395,7 +396,7 @@ def test_connections_get_a_word_or_an_end_when_the_engine_stops():
 
 def test_a_producer_goes_on_with_an_engine_that_came_back_on_the_same_port():
     rows = make_rows(2000)
-    with serving() as engine:
+    with serving(listen=f"127.0.0.1:{quiet_port()}") as engine:
         host, port = engine.data_address
         producer = fs.Producer(address(engine), stream=STREAM, producer_id="p", retry_s=WAIT_S)
         producer.send(rows[:1000])
@@ -437,7 +438,7 @@ def start_server(listen: str) -> subprocess.Popen[str]:
 
 def test_a_producer_goes_on_when_the_engines_process_was_killed_and_started_again():
     rows = make_rows(2000)
-    servers = [start_server("127.0.0.1:0")]
+    servers = [start_server(f"127.0.0.1:{quiet_port()}")]
     try:
         port = int(servers[0].stdout.readline())
         producer = fs.Producer(f"tcp://127.0.0.1:{port}", stream=STREAM, retry_s=WAIT_S)

@@ -20,6 +20,7 @@ from flexstream import col
 from flexstream.client_http import Client
 from flexstream.testing import run
 from tests.conftest import PROJECT
+from tests.ports import quiet_port
 from tests.property.checks import assert_same_results
 from tests.waiting import wait_until
 
@@ -78,7 +79,7 @@ class Daemon:
         self.folder = folder
         self.token = token
         self._settings = {"groups": GROUPS, "workers": 1, **settings}
-        self._ports = ("127.0.0.1:0", "127.0.0.1:0")
+        self._ports = (f"127.0.0.1:{quiet_port()}", f"127.0.0.1:{quiet_port()}")
         self.process: subprocess.Popen[str] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         if token is not None:

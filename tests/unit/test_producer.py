@@ -13,6 +13,7 @@ from flexstream.errors import BackPressure, ConfigError, ConnectError, ProtocolE
 from flexstream.producer import Producer, RingFull
 from flexstream.stream import Stream
 from flexstream.wire import CONTROL_GROUP, ErrorCode
+from tests.ports import quiet_port
 from tests.unit.fake_server import FakeServer
 from tests.waiting import WAIT_S, wait_until
 
@@ -267,7 +268,7 @@ def test_a_server_that_is_away_is_a_state_and_then_an_error_that_names_the_rows(
 
 
 def test_a_server_that_restarts_on_its_port_is_found_again():
-    server = FakeServer(CLICKS)
+    server = FakeServer(CLICKS, port=quiet_port())
     rows = clicks(2000)
     with Producer(server.address, stream="clicks", retry_s=WAIT_S) as producer:
         producer.send(rows[:1000])

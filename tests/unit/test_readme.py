@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.ports import quiet_port
 
 FENCE = re.compile(
     r"^(?P<mark><!-- runnable -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -128,10 +129,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    control, data = (f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
-    for one in sockets:
-        one.close()
+    control, data = (f"127.0.0.1:{quiet_port()}" for _ in range(2))
     made = Shell(
         {
             **os.environ,

@@ -117,7 +117,7 @@ def test_a_wheel_from_the_sdist_works_in_an_empty_environment(project: Path, tmp
     assert top_level == {"flexstream", "pyspark_flexstream.py", wheel.name.split("-cp")[0] + ".dist-info"}, top_level
     run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
-    run([sys.executable, "-m", "pip", "--python", str(python), "install", "-q", str(wheel)], tmp_path)
+    run([sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-compile", str(wheel)], tmp_path)
 
     # Then: the engine and the command work there.
     assert "smoke test passed" in run([str(python), "-c", SMOKE], tmp_path)

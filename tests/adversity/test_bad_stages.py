@@ -97,7 +97,7 @@ def test_nonsense_costs_the_stage_and_nothing_else(case: str) -> None:
         error = error_of(sock)
         assert error["code"].startswith(code), error
         assert error["message"]
-        wait_until(lambda: engine.staging.stages.list() == [] and engine.staging.port.connections == 0, "no stages, no connections")
+        wait_until(lambda: engine.staging.stages.list() == [] and engine.staging.port.connections == 0, "no stages")
         with company(engine):
             pass
 

@@ -247,6 +247,7 @@ def small_disk(path: Path, size: str):
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a small tmpfs")
+@pytest.mark.time_limit(280)
 def test_a_full_disk_holds_producers_back_and_nothing_is_lost_when_there_is_room_again(tmp_path, monkeypatch):
     monkeypatch.setattr(collector, "MAX_HELD_BYTES", 256 * 1024)
     rows = make_rows(200_000, keys=20_000)  # nearly every row is a window of its own; a query holds 98,304

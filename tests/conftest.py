@@ -11,19 +11,19 @@ import logging
 import os
 import random
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
 PROJECT = Path(__file__).resolve().parent.parent
-LIMIT_S = 60
+LIMIT_S = 150  # against hangs: most tests take far less than a second
 SLOW_LIMIT_S = 280
 SEED = 20240607
 EXPLORE = os.environ.get("FLEXSTREAM_EXPLORE", "") not in ("", "0")
+SHRINKING_S = 360  # Hypothesis looks up to 300 s for a small example; an end before would say nothing of the failure
 SHUTDOWN_S = 20  # after the limit, a test stuck in native code ends the whole run with all stacks
 
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(PROJECT / ".cache" / "hypothesis"))
@@ -35,8 +35,12 @@ def _with_fields(record: logging.LogRecord) -> bool:
     return True
 
 
+_STDERR = pytest.StashKey[TextIO]()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_STDERR] = os.fdopen(os.dup(2), "w")  # the terminal's, not a test's: what ends the run must be seen
     handlers = config.pluginmanager.get_plugin("logging-plugin")
     for handler in (handlers.report_handler, handlers.caplog_handler):
         handler.addFilter(_with_fields)
@@ -51,28 +55,38 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _limit_of(item: pytest.Item) -> int:
     marker = item.get_closest_marker("time_limit")
+    more = SHRINKING_S if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) else 0
     if marker is not None:
-        return int(marker.args[0])
-    return SLOW_LIMIT_S if item.get_closest_marker("slow") else LIMIT_S
+        return int(marker.args[0]) + more
+    return (SLOW_LIMIT_S if item.get_closest_marker("slow") else LIMIT_S) + more
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     limit = _limit_of(item)
+    said_to = item.config.stash[_STDERR]
 
     def expired(signum: int, frame: FrameType | None) -> None:
-        faulthandler.dump_traceback(file=sys.__stderr__)
+        faulthandler.dump_traceback(file=said_to)
         pytest.fail(f"{item.nodeid} took longer than its limit of {limit} s")
 
     previous: Any = signal.signal(signal.SIGALRM, expired)
     signal.alarm(limit)
-    faulthandler.dump_traceback_later(limit + SHUTDOWN_S, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(limit + SHUTDOWN_S, exit=True, file=said_to)
     try:
         return (yield)
     finally:
         signal.alarm(0)
         faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiled code of this run alone: what is in the user's cache decides nothing, and nothing is left in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLEXSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

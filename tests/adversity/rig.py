@@ -17,9 +17,9 @@ import flexstream as fs
 from flexstream.testing import run
 from flexstream.wire import CONTROL_GROUP, HEADER_BYTES, ErrorCode, FrameType, Header, frame, json_frame
 from tests.property.checks import as_rows, assert_ledger, assert_same_results
+from tests.waiting import WAIT_S
 
 GROUPS = 8
-WAIT_S = 10.0  # nothing here waits longer
 FAR = 1_000_000  # event times of bad clients' rows: so late that no watermark of a good producer passes them
 STREAM = fs.Stream(
     "s", {"t": "timestamp[ms]", "k": "i32", "x": "i64", "pad": "bytes[12]"}, key="k", time="t", max_disorder="5ms"
@@ -41,14 +41,6 @@ def make_rows(n: int, *, seed: int = 1, keys: int = 50, start: int = 0) -> np.nd
 def rows_of_group(group: int, n: int, *, start: int = FAR, groups: int = GROUPS, seed: int = 5) -> np.ndarray:
     rows = make_rows(n * groups * 4, seed=seed, start=start)
     return rows[STREAM.group_of(rows, groups) == group][:n]
-
-
-def wait_until(true: Callable[[], Any], what: str = "the expected state") -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"waited {WAIT_S:g} s for {what}"
-        time.sleep(0.01)
-    return found
 
 
 @contextlib.contextmanager
@@ -216,9 +208,7 @@ def refused(engine: fs.Engine, client: RawClient, data: bytes, code: ErrorCode) 
 
 
 def data_frame(group: int, rows: np.ndarray, sequence: int = 0, *, crc: bool = False) -> bytes:
-    return frame(
-        FrameType.DATA, group, value=len(rows), sequence=sequence, payload=rows.tobytes(), crc=crc
-    )
+    return frame(FrameType.DATA, group, value=len(rows), sequence=sequence, payload=rows.tobytes(), crc=crc)
 
 
 def bitmap(*groups: int, of: int = GROUPS) -> bytes:

@@ -26,7 +26,7 @@ from flexstream.state.stage import StageFile
 from flexstream.testing import run
 from tests.property.checks import as_rows, assert_same_results, window_of
 
-START_S = 40.0
+START_S = 120.0
 DISORDER = 5
 STREAM = fs.Stream(
     "s", {"t": "timestamp[ms]", "k": "i32", "x": "i64", "pad": "bytes[12]"}, key="k", time="t", max_disorder="5ms"
@@ -193,11 +193,11 @@ def make_batches(count: int, rows_each: int = 900, seed: int = 1, old_share: flo
 
 def stage(daemon: StagedDaemon, rows: np.ndarray, tasks: int = 3) -> list[dict[str, Any]]:
     receipts = []
-    with fs.Producer(daemon.ready["control"], stream=STREAM, stage=True, connect_timeout_s=20) as producer:
+    with fs.Producer(daemon.ready["control"], stream=STREAM, stage=True, connect_timeout_s=60) as producer:
         for part in np.array_split(rows, tasks):
             producer.begin_stage(str(uuid.uuid4()))
             producer.send(part)
-            receipts.append(producer.finish_stage(timeout=20))
+            receipts.append(producer.finish_stage(timeout=60))
     return receipts
 
 

@@ -23,7 +23,6 @@ from tests.adversity.rig import (
     QUERY,
     ROW_BYTES,
     STREAM,
-    WAIT_S,
     RawClient,
     address,
     assert_results,
@@ -36,9 +35,10 @@ from tests.adversity.rig import (
     read_frame,
     rows_of_group,
     serving,
-    wait_until,
 )
+from tests.ports import quiet_port
 from tests.property.checks import assert_same_results
+from tests.waiting import WAIT_S, wait_until
 
 # A producer that gives half a frame and then waits to be killed. Says on stdout when the bytes are away.
 DOOMED = """
@@ -53,7 +53,7 @@ with RawClient(Engine, producer="doomed") as client:
     frame = data_frame(3, rows_of_group(3, 100))
     sock.sendall(frame[:int(sys.argv[3])])
     print("sent", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -111,8 +111,12 @@ def test_an_idle_producer_stops_holding_the_watermark_and_is_named():
                 time.sleep(0.1)
             wait_until(lambda: sessions(engine)["silent"]["state"] == "idle", "the silent one to be idle")
             wait_until(lambda: engine.status()["queries"]["q"]["windows_fired"] > 0, "windows")
-            control.sendall(frame(FrameType.WATERMARK, value=0, payload=bitmap()))
-            wait_until(lambda: sessions(engine)["silent"]["state"] == "live", "it counts again")
+
+            def is_live() -> bool:
+                control.sendall(frame(FrameType.WATERMARK, value=0, payload=bitmap()))
+                return bool(sessions(engine)["silent"]["state"] == "live")
+
+            wait_until(is_live, "the silent one to count again")  # for as long as it is not silent again
         control.sendall(frame(FrameType.EOS, payload=bitmap()))
         assert read_frame(control)[0].type is FrameType.ACK
         assert_results(engine, rows)
@@ -199,9 +203,11 @@ def send_through(proxy: FaultProxy, rows: np.ndarray, seed: int, **options) -> N
 def test_resets_at_random_bytes_lose_no_row_and_repeat_none(seed):
     rows = make_rows(20_000, seed=seed, start=FAR)
     faults = Faults(cut="reset", cut_after=(200, 60_000), count=24)
-    with serving(session_timeout_s=20.0) as engine, company(engine, rows), FaultProxy(
-        engine.data_address, faults, seed=seed
-    ) as proxy:
+    with (
+        serving(session_timeout_s=WAIT_S) as engine,
+        company(engine, rows),
+        FaultProxy(engine.data_address, faults, seed=seed) as proxy,
+    ):
         send_through(proxy, rows, seed, replay_bytes=64 * 1024)
         assert proxy.cuts > 0
 
@@ -211,26 +217,32 @@ def test_resets_at_random_bytes_lose_no_row_and_repeat_none(seed):
 def test_closes_in_mid_frame_lose_no_row_and_repeat_none(cut, seed):
     rows = make_rows(10_000, seed=seed, start=FAR)
     faults = Faults(cut=cut, cut_after=(200, 40_000), count=25)
-    with serving(session_timeout_s=20.0) as engine, company(engine, rows), FaultProxy(
-        engine.data_address, faults, seed=seed
-    ) as proxy:
+    with (
+        serving(session_timeout_s=WAIT_S) as engine,
+        company(engine, rows),
+        FaultProxy(engine.data_address, faults, seed=seed) as proxy,
+    ):
         send_through(proxy, rows, seed)
         assert proxy.cuts > 0
 
 
 def test_bytes_in_tiny_pieces_give_the_same_results():
     rows = make_rows(600, start=FAR)
-    with serving() as engine, company(engine, rows), FaultProxy(
-        engine.data_address, Faults(piece_bytes=7), seed=3
-    ) as proxy:
+    with (
+        serving() as engine,
+        company(engine, rows),
+        FaultProxy(engine.data_address, Faults(piece_bytes=7), seed=3) as proxy,
+    ):
         send_through(proxy, rows, 3)
 
 
 def test_a_slow_and_split_line_gives_the_same_results():
     rows = make_rows(300, start=FAR)
-    with serving() as engine, company(engine, rows), FaultProxy(
-        engine.data_address, Faults(delay_s=0.002, piece_bytes=200), seed=4
-    ) as proxy:
+    with (
+        serving() as engine,
+        company(engine, rows),
+        FaultProxy(engine.data_address, Faults(delay_s=0.002, piece_bytes=200), seed=4) as proxy,
+    ):
         send_through(proxy, rows, 4)
 
 
@@ -256,9 +268,11 @@ def test_damaged_bytes_are_caught_by_the_crc_and_sent_again(seed):
     """The flips fall behind HELLO, on data connections only."""
     rows = make_rows(20_000, seed=seed, start=FAR)
     faults = Faults(flip_after=(1500, 20_000), first=1, count=10)
-    with serving(session_timeout_s=20.0) as engine, company(engine, rows), FaultProxy(
-        engine.data_address, faults, seed=seed
-    ) as proxy:
+    with (
+        serving(session_timeout_s=WAIT_S) as engine,
+        company(engine, rows),
+        FaultProxy(engine.data_address, faults, seed=seed) as proxy,
+    ):
         send_through(proxy, rows, seed, crc=True)
         assert proxy.flips > 0
 
@@ -267,8 +281,8 @@ def test_every_connection_broken_again_and_again_while_closing():
     """The final ACK may be lost on the way: closing again must not send rows twice."""
     rows = make_rows(3000, start=FAR)
     for seed in range(8):
-        with serving(session_timeout_s=20.0) as engine, FaultProxy(engine.data_address, seed=seed) as proxy:
-            producer = fs.Producer(f"tcp://{proxy.host}:{proxy.port}", stream=STREAM, linger_ms=1, retry_s=5)
+        with serving(session_timeout_s=WAIT_S) as engine, FaultProxy(engine.data_address, seed=seed) as proxy:
+            producer = fs.Producer(f"tcp://{proxy.host}:{proxy.port}", stream=STREAM, linger_ms=1, retry_s=WAIT_S)
             producer.send(rows)
             done = threading.Event()
 
@@ -289,7 +303,7 @@ def test_every_connection_broken_again_and_again_while_closing():
 
 def test_a_control_connection_lost_after_it_said_the_end_can_come_back():
     rows = rows_of_group(3, 40)
-    with serving(session_timeout_s=20.0) as engine, company(engine, rows), RawClient(engine) as client:
+    with serving(session_timeout_s=WAIT_S) as engine, company(engine, rows), RawClient(engine) as client:
         control = client.open()
         sock = client.open(3)
         control.sendall(frame(FrameType.EOS, payload=bitmap(3)))
@@ -303,7 +317,7 @@ def test_a_control_connection_lost_after_it_said_the_end_can_come_back():
 
 def test_rows_are_not_repeated_when_every_acknowledgement_of_a_finished_session_was_lost():
     rows = make_rows(2000)
-    with serving(session_timeout_s=20.0) as engine, FaultProxy(engine.data_address) as proxy:
+    with serving(session_timeout_s=WAIT_S) as engine, FaultProxy(engine.data_address) as proxy:
         producer = fs.Producer(f"tcp://{proxy.host}:{proxy.port}", stream=STREAM, linger_ms=1)
         producer.send(rows[:1000])
         producer.flush(WAIT_S)  # the connections are there: what follows needs no answer
@@ -373,7 +387,7 @@ def test_connections_get_a_word_or_an_end_when_the_engine_stops():
             pass
         engine.drain(timeout=WAIT_S)
         for each in (control, sock):
-            each.settimeout(3)
+            each.settimeout(WAIT_S)
             expect_error(each, ErrorCode.SHUTTING_DOWN)
         fresh = socket.socket()
         with fresh, pytest.raises(ConnectionRefusedError):
@@ -382,7 +396,7 @@ def test_connections_get_a_word_or_an_end_when_the_engine_stops():
 
 def test_a_producer_goes_on_with_an_engine_that_came_back_on_the_same_port():
     rows = make_rows(2000)
-    with serving() as engine:
+    with serving(listen=f"127.0.0.1:{quiet_port()}") as engine:
         host, port = engine.data_address
         producer = fs.Producer(address(engine), stream=STREAM, producer_id="p", retry_s=WAIT_S)
         producer.send(rows[:1000])
@@ -407,7 +421,7 @@ import json
 with serving(listen=sys.argv[1]) as engine:
     print(engine.data_address[1], flush=True)
     sys.stdin.readline()
-    engine.finish(timeout=10)
+    engine.finish(timeout=60)
     print(json.dumps(as_rows(engine.results("q"))), flush=True)
 """
 
@@ -424,7 +438,7 @@ def start_server(listen: str) -> subprocess.Popen[str]:
 
 def test_a_producer_goes_on_when_the_engines_process_was_killed_and_started_again():
     rows = make_rows(2000)
-    servers = [start_server("127.0.0.1:0")]
+    servers = [start_server(f"127.0.0.1:{quiet_port()}")]
     try:
         port = int(servers[0].stdout.readline())
         producer = fs.Producer(f"tcp://127.0.0.1:{port}", stream=STREAM, retry_s=WAIT_S)
@@ -462,10 +476,11 @@ def test_a_producer_of_an_engine_that_stays_away_fails_with_a_clear_error():
 
 
 def test_nobody_there_is_a_connect_error_in_time():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with pytest.raises(ConnectError, match="gave up on"):
-        fs.Producer(f"tcp://127.0.0.1:{port}", stream=STREAM, connect_timeout_s=0.3)
+    with socket.socket() as taken:  # and nobody else can have the port meanwhile
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(ConnectError, match="gave up on"):
+            fs.Producer(f"tcp://127.0.0.1:{port}", stream=STREAM, connect_timeout_s=0.3)
 
 
 def test_somebody_who_never_answers_is_a_connect_error_in_time():

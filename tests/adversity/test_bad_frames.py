@@ -14,7 +14,6 @@ from tests.adversity.rig import (
     QUERY,
     ROW_BYTES,
     STREAM,
-    WAIT_S,
     RawClient,
     address,
     all_of_them,
@@ -28,9 +27,9 @@ from tests.adversity.rig import (
     read_frame,
     rows_of_group,
     serving,
-    wait_until,
 )
 from tests.property.checks import as_rows, assert_same_results
+from tests.waiting import WAIT_S, wait_until
 
 GROUP = 3
 BEFORE = rows_of_group(GROUP, 20)  # sent in a good frame ahead of the bad one
@@ -306,4 +305,3 @@ def test_an_unknown_field_in_a_query_names_the_near_ones():
     if document is not None:
         with pytest.raises(fs.FlexStreamError):
             fs.Query.from_json(document)
-

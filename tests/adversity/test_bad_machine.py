@@ -17,15 +17,14 @@ from flexstream import collector
 from flexstream.errors import EngineError
 from tests.adversity.rig import (
     STREAM,
-    WAIT_S,
     Company,
     RawClient,
     address,
     assert_results,
     make_rows,
     serving,
-    wait_until,
 )
+from tests.waiting import WAIT_S, wait_until
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.getcwd()}
 
@@ -36,7 +35,7 @@ def child(code: str, *arguments: str) -> str:
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=WAIT_S,
         env=ENVIRONMENT,
         check=False,
     )
@@ -105,7 +104,7 @@ def test_a_stopped_engine_leaves_no_descriptor_open():
     before = open_descriptors()
     for _ in range(3):
         once()
-    wait_until(lambda: open_descriptors() <= before, f"at most {before} descriptors, there are {open_descriptors()}")
+    wait_until(lambda: open_descriptors() <= before, f"at most {before} descriptors", seen=open_descriptors)
 
 
 # -- cores and pinning
@@ -174,10 +173,11 @@ FEW_DESCRIPTORS = """
 import os, resource, socket, time
 import flexstream as fs
 from tests.adversity.rig import *
+from tests.waiting import wait_until
 with serving(max_pending_hello=1000) as engine:
     good = Company(engine)
     good.start()
-    wait_until(lambda: engine.status()["streams"]["s"]["ledger"]["received"] > 100)
+    wait_until(lambda: engine.status()["streams"]["s"]["ledger"]["received"] > 100, "rows", seconds=30)
     used = len(os.listdir("/proc/self/fd"))
     first, second = socket.socketpair()
     pid = os.fork()
@@ -185,15 +185,14 @@ with serving(max_pending_hello=1000) as engine:
         second.close()
         held = []
         for _ in range(100):
-            held.append(socket.create_connection(engine.data_address, timeout=5))
+            held.append(socket.create_connection(engine.data_address, timeout=60))
         first.send(b"x")
         first.recv(1)
         os._exit(0)
     first.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, 4096))
     assert second.recv(1) == b"x"
-    time.sleep(0.5)
-    refused = closed(engine, "accept: Too many open files")
+    refused = wait_until(lambda: closed(engine, "accept: Too many open files"), "a refused connection", seconds=30)
     second.send(b"x")
     os.waitpid(pid, 0)
     assert_results(engine, good.finish())
@@ -248,6 +247,7 @@ def small_disk(path: Path, size: str):
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a small tmpfs")
+@pytest.mark.time_limit(280)
 def test_a_full_disk_holds_producers_back_and_nothing_is_lost_when_there_is_room_again(tmp_path, monkeypatch):
     monkeypatch.setattr(collector, "MAX_HELD_BYTES", 256 * 1024)
     rows = make_rows(200_000, keys=20_000)  # nearly every row is a window of its own; a query holds 98,304

@@ -25,8 +25,8 @@ from tests.adversity.rig import (
     make_rows,
     read_frame,
     serving,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 
 def block(rows: np.ndarray, first_row: int = 0) -> bytes:
@@ -97,7 +97,7 @@ def test_nonsense_costs_the_stage_and_nothing_else(case: str) -> None:
         error = error_of(sock)
         assert error["code"].startswith(code), error
         assert error["message"]
-        wait_until(lambda: engine.staging.stages.list() == [] and engine.staging.port.connections == 0)
+        wait_until(lambda: engine.staging.stages.list() == [] and engine.staging.port.connections == 0, "no stages")
         with company(engine):
             pass
 
@@ -131,7 +131,7 @@ def test_a_stage_with_fewer_rows_than_its_end_says_is_dropped_and_counted() -> N
         assert read_frame(sock)[0].type is FrameType.ACK
         sock.sendall(block(ROWS) + frame(FrameType.EOS, STAGE_GROUP, value=101))
         assert error_of(sock)["code"] == "stage_counts"
-        wait_until(lambda: engine.staging.stages.list() == [])
+        wait_until(lambda: engine.staging.stages.list() == [], "no stages")
         ledger = engine.status()["streams"]["s"]["ledger"]
         assert (ledger["received"], ledger["rejected"], ledger["staged"]) == (100, 100, 0)
 

@@ -28,8 +28,9 @@ from tests.concurrency.test_moves import (
     address,
     assert_right,
     make_rows,
-    wait_until,
+    send_from,
 )
+from tests.waiting import wait_until
 
 SLIDING = (  # without first and last: a lane is a session of its own, so among equal times the oracle has no order
     STREAM.query("sliding")
@@ -54,6 +55,10 @@ def hot_group(rows: np.ndarray) -> int:
 def further(producer: fs.Producer) -> int:
     count: int = producer.stats()["further_lanes"]
     return count
+
+
+def states_of(engine: fs.Engine) -> dict[str, str]:
+    return {session["producer"]: session["state"] for session in engine.status()["streams"]["s"]["sessions"]}
 
 
 @contextmanager
@@ -119,7 +124,7 @@ def test_one_producer_serves_a_split_group_on_a_lane_for_each_worker(workers: in
         session = engine.status()["streams"]["s"]["sessions"][0]
         assert (session["connections"], session["further_lanes"]) == (workers, workers - 1)
         engine.unsplit(group)
-        wait_until(lambda: further(producer) == 0 and producer.stats()["connections"] == 1)
+        wait_until(lambda: further(producer) == 0 and producer.stats()["connections"] == 1, "the lanes' end")
         send(producer, rows[50_000:])
         producer.flush(FINISH_S)
         assert producer.stats()["rows_acked"] == len(rows)
@@ -145,22 +150,7 @@ def test_random_splits_of_the_groups_of_few_producers_change_no_result(seed: int
     parts = [rows[i::2] for i in range(2)]
     groups = sorted({int(g) for g in STREAM.group_of(rows, GROUPS)})
     with serving(3) as engine, in_background(split_at_random(engine, seed, groups)):
-        producers = [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in parts]
-        gate = threading.Barrier(2)
-
-        def produce(producer: fs.Producer, part: np.ndarray) -> None:
-            for start in range(0, len(part), 250):
-                gate.wait(FINISH_S)
-                producer.send(part[start : start + 250])
-                time.sleep(0.01)
-            producer.close(FINISH_S)
-
-        threads = [threading.Thread(target=produce, args=pair) for pair in zip(producers, parts, strict=True)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(FINISH_S)
-            assert not thread.is_alive()
+        send_from(engine, parts, 250, pause_s=0.01)
         assert_right(engine, rows)
     assert engine.rebalancer.splitter.made > 0
 
@@ -252,12 +242,19 @@ def test_idle_producers_with_lanes_stop_counting_and_count_again() -> None:
         send(quiet, rows[:3_000])
         engine.split(group_of(rows), [0, 1])
         quiet.flush(FINISH_S)
-        wait_until(lambda: any(s["state"] == "idle" for s in engine.status()["streams"]["s"]["sessions"]))
+        wait_until(lambda: "idle" in states_of(engine).values(), "an idle producer")
         engine.unsplit(group_of(rows))  # a lent connection counts whether it is idle or not
-        send(quiet, rows[3_000:])
-        quiet.flush(FINISH_S)
-        states = {s["producer"]: s["state"] for s in engine.status()["streams"]["s"]["sessions"]}
-        assert states[quiet.stats()["producer"]] == "live"
+        left = iter(np.array_split(rows[3_000:], 60))
+        name = quiet.stats()["producer"]
+
+        def is_live() -> bool:
+            quiet.send(next(left))
+            quiet.flush(FINISH_S)
+            return states_of(engine)[name] == "live"
+
+        wait_until(is_live, "a producer that sends again to count")  # for as long as it was not idle again
+        for piece in left:
+            quiet.send(piece)
         other.watermark(int(late))
         quiet.close(FINISH_S)
         other.close(FINISH_S)

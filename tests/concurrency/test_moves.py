@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,9 +17,10 @@ from flexstream.errors import EngineError
 from flexstream.moving import STEPS
 from flexstream.testing import run
 from tests.property.checks import as_rows, assert_same_results
+from tests.waiting import wait_until
 
 GROUPS = 16
-FINISH_S = 60.0
+FINISH_S = 120.0
 STREAM = fs.Stream(
     "s", {"t": "timestamp[ms]", "k": "i32", "x": "i64", "y": "f64"}, key="k", time="t", max_disorder="40ms"
 )
@@ -102,8 +103,12 @@ def send_from(
     piece: int,
     producers: list[fs.Producer] | None = None,
     close: bool = True,
+    pause_s: float = 0.0,
 ) -> None:
-    """One TCP producer per part, side by side, so that no watermark passes another's rows."""
+    """One TCP producer per part, side by side, so that no watermark passes another's rows.
+
+    With a pause after each piece they stay in step: the parts must be of the same size.
+    """
     producers = producers or [fs.Producer(address(engine), stream=STREAM, linger_ms=1) for _ in parts]
     gate = threading.Barrier(len(parts))
 
@@ -111,6 +116,9 @@ def send_from(
         gate.wait(FINISH_S)
         for start in range(0, len(rows), piece):
             producer.send(rows[start : start + piece])
+            if pause_s:
+                time.sleep(pause_s)
+                gate.wait(FINISH_S)
         if close:
             producer.close(timeout=FINISH_S)
         else:
@@ -240,9 +248,9 @@ def test_the_next_row_wanted_moves_with_a_group_that_has_no_connection_now() -> 
         control = client.open()
         sock = client.open(3)
         sock.sendall(rig.data_frame(3, rows[:30]))
-        wait_until(lambda: engine.status()["streams"]["s"]["ledger"]["received"] == 30)
+        wait_until(lambda: engine.status()["streams"]["s"]["ledger"]["received"] == 30, "the rows")
         sock.close()
-        wait_until(lambda: engine.status()["connections"]["open"] == 0)
+        wait_until(lambda: engine.status()["connections"]["open"] == 0, "the connection's end")
         for _ in range(3):
             engine.move({3: 1 - engine.placement()[3]})
         client.open(3)
@@ -314,17 +322,10 @@ def test_what_does_not_exist_is_not_moved() -> None:
         assert engine.move({0: engine.placement()[0]}) == []
 
 
-def wait_until(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + FINISH_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_worker_that_sleeps_is_at_a_quiescent_point() -> None:
     """Grace does not wait for traffic: with nobody sending, a move is over at once, and so are a hundred."""
     with serving(3, listen=None) as engine:
-        wait_until(lambda: engine.status()["workers"])
+        wait_until(lambda: engine.status()["workers"], "workers")
         for _ in range(100):
             engine.move({g: (w + 1) % 3 for g, w in enumerate(engine.placement())})
         assert engine.mover.moved == 100 * GROUPS
@@ -448,7 +449,7 @@ def test_a_backlog_and_what_comes_behind_it_stay_in_order_over_a_move() -> None:
             engine.feed("s", rows[start : start + 35_000], watermark=False)
             mover = threading.Thread(target=engine.move, args=({g: 1 - w for g, w in enumerate(before)},))
             mover.start()
-            wait_until(lambda before=before: engine.placement()[-1] != before[-1])
+            wait_until(lambda before=before: engine.placement()[-1] != before[-1], "the move")
             engine.feed("s", rows[start + 35_000 : start + 40_000], watermark=False)
             mover.join(FINISH_S)
         assert_right(engine, rows)

@@ -11,9 +11,10 @@ import numpy as np
 
 import flexstream as fs
 from tests.concurrency.load import expected, make_stream, summed, totals_of
+from tests.waiting import wait_until
 
 GROUPS = 16
-PATIENCE_S = 90.0
+PATIENCE_S = 120.0
 STREAM = make_stream("s")
 QUERY = summed(STREAM, "q", fs.sliding("2s", every="1s"))
 
@@ -28,13 +29,6 @@ def make_engine(**options: Any) -> fs.Engine:
 def address(engine: fs.Engine) -> str:
     assert engine.data_address is not None
     return "tcp://{}:{}".format(*engine.data_address)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.01)
 
 
 class Load:
@@ -93,9 +87,10 @@ class Load:
             rows["k"][often] = rng.choice(hot, int(often.sum()))
         return rows
 
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        until(lambda: self._failures or condition(), what)
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        found = wait_until(lambda: self._failures or condition(), what, seen=self.engine.rebalancer.status)
         assert not self._failures, self._failures
+        return found
 
     def __enter__(self) -> Load:
         return self

@@ -18,6 +18,7 @@ from flexstream.client_http import Client
 from flexstream.errors import FlexStreamError
 from flexstream.testing.ysb import YSB_QUERY, expected_views, generate
 from tests.unit.test_daemon_engine import Served, serve
+from tests.waiting import wait_until
 
 GROUPS = 16
 pytestmark = pytest.mark.time_limit(200)
@@ -70,21 +71,21 @@ def refusing(untouched: Served, capsys: pytest.CaptureFixture[str]) -> Daemon:
 def test_everything_can_be_ordered_while_rows_arrive_and_no_result_knows_of_it(daemon: Daemon) -> None:
     rows = generate(120_000, 20, 1, 2_000)
     daemon.client.post("/v1/queries", YSB_QUERY.to_dict())
-    done = threading.Event()
+    done, ordered = threading.Event(), threading.Event()
 
     def produce() -> None:
         with fs.Producer(daemon.served.ready["control"], stream="ads", linger_ms=1) as producer:
             for start in range(0, len(rows), 300):
                 producer.send(rows[start : start + 300])
                 producer.marker()
-                time.sleep(0.002)
+                # Rows must arrive until all is ordered, however long that takes: the fewer are left, the slower.
+                time.sleep(0.002 if ordered.is_set() else 0.002 + 0.4 * (start / len(rows)) ** 4)
         done.set()
 
     thread = threading.Thread(target=produce)
     thread.start()
     try:
-        while not any(daemon.client.get("/v1/status")["streams"]["ads"]["groups"]):
-            time.sleep(0.01)
+        wait_until(lambda: any(daemon.client.get("/v1/status")["streams"]["ads"]["groups"]), "rows")
         moved = daemon("move", "3", "0")
         assert "group 3 to worker 0" in moved
         assert "moved 1 group in " in moved
@@ -103,6 +104,7 @@ def test_everything_can_be_ordered_while_rows_arrive_and_no_result_knows_of_it(d
         assert daemon.json("status")["automatic"] is True
         assert daemon("auto", "off").startswith("automatic moves are off")
     finally:
+        ordered.set()
         thread.join(120)
     assert done.is_set()
     expected = expected_views(rows)

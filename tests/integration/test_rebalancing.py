@@ -14,7 +14,8 @@ from flexstream import engine as engine_module
 from flexstream.cython_ext.queries import QueryState
 from flexstream.errors import EngineError
 from tests.concurrency.load import summed
-from tests.integration.skewed_producers import GROUPS, PATIENCE_S, STREAM, Load, make_engine, until
+from tests.integration.skewed_producers import GROUPS, PATIENCE_S, STREAM, Load, make_engine
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.time_limit(240)
 
@@ -25,6 +26,11 @@ def keys_of(groups: list[int], keys: int = 4_000) -> np.ndarray:
     return every["k"][np.isin(STREAM.group_of(every, GROUPS), groups)]
 
 
+def is_balanced(engine: fs.Engine) -> bool:
+    found = engine.rebalancer.status()["imbalance_percent"]
+    return found is not None and found < 35  # none: no rows came since the last look
+
+
 def test_groups_that_become_hot_are_spread_and_the_results_are_right() -> None:
     with make_engine() as engine, Load(engine) as load:
         placement = engine.placement()
@@ -32,7 +38,7 @@ def test_groups_that_become_hot_are_spread_and_the_results_are_right() -> None:
         load.until(lambda: engine.rebalancer.status()["imbalance_percent"] is not None, "rows")
         load.hot = keys_of(hot)
         load.until(lambda: len({engine.placement()[group] for group in hot}) == 2, "hot groups on both workers")
-        load.until(lambda: engine.rebalancer.status()["imbalance_percent"] < 35, "balance")
+        load.until(lambda: is_balanced(engine), "balance")
         load.finish()
         moves = [entry for entry in engine.rebalancer.history() if entry["moved"]]
         assert moves
@@ -81,13 +87,12 @@ def test_a_hot_key_is_named_with_its_share() -> None:
         rows["k"][rng.random(len(rows)) < 0.6] = 90210
         group = int(STREAM.group_of(rows[rows["k"] == 90210][:1], GROUPS)[0])
 
-        def named() -> bool:
+        def named() -> Any:
             engine.feed("s", rows, watermark=False)
             engine.flush()
-            return bool(engine.status()["rebalance"]["hot"])
+            return engine.status()["rebalance"]["hot"]
 
-        until(named, "a hot group")
-        (hot,) = engine.status()["rebalance"]["hot"]
+        (hot,) = wait_until(named, "a hot group")
         assert hot["group"] == group
         assert hot["stream"] == "s"
         assert 55 < hot["percent"] < 75
@@ -103,7 +108,7 @@ def test_even_load_has_no_hot_group() -> None:
         rows["k"] = np.arange(len(rows))
         engine.feed("s", rows, watermark=False)
         engine.flush()
-        until(lambda: engine.rebalancer.status()["imbalance_percent"] is not None, "loads")
+        wait_until(lambda: engine.rebalancer.status()["imbalance_percent"] is not None, "loads")
         assert engine.rebalancer.status()["hot"] == []
 
 
@@ -119,7 +124,7 @@ def test_rows_in_the_sockets_of_a_worker_that_is_held_up_are_seen(monkeypatch: p
             finally:
                 go.set()
             load.finish()
-        until(lambda: engine.rebalancer.status()["workers"][0]["waiting_rows"] == 0, "none")
+        wait_until(lambda: engine.rebalancer.status()["workers"][0]["waiting_rows"] == 0, "none")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +148,7 @@ def test_engines_that_do_nothing_stop_at_once_and_leave_no_thread() -> None:
     for _ in range(5):
         with fs.Engine(2, groups=4, pin=False):
             pass
-    until(lambda: threading.active_count() <= before, "threads to end")
+    wait_until(lambda: threading.active_count() <= before, "threads to end")
 
 
 def test_callbacks_may_submit_and_cancel_while_groups_move() -> None:

@@ -20,10 +20,9 @@ import flexstream as fs
 from flexstream import stages
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, ProtocolError, StageError
 from flexstream.testing import run
-from tests.adversity.rig import QUERY, STREAM, address, make_rows, serving, wait_until
+from tests.adversity.rig import QUERY, STREAM, address, make_rows, serving
 from tests.property.checks import as_rows, assert_ledger, assert_same_results
-
-WAIT_S = 30.0
+from tests.waiting import WAIT_S, wait_until
 
 
 def new_id() -> str:
@@ -79,7 +78,7 @@ def test_rows_count_when_they_are_committed_and_not_before(data_dir: Path | None
         assert engine.staging.commit("sink", "query", 0, [receipt]) == {
             "applied": True, "rows": 20_000, "duplicate": False,
         }  # fmt: skip
-        wait_until(lambda: ledger(engine)["staged"] == 0)
+        wait_until(lambda: ledger(engine)["staged"] == 0, "no staged rows")
         assert_equal_to_oracle(engine, rows)
         assert_ledger(engine.status(), "s", 20_000)
 
@@ -102,9 +101,9 @@ def test_a_commit_raises_the_watermark_to_its_rows_and_no_further(data_dir: Path
         assert results(engine) == []
         engine.staging.commit("sink", "query", 0, [receipt])
         expected = {w: v for w, v in run(QUERY, rows[:2000]).windows.items() if w[0] + 100 <= 499 - 5}
-        wait_until(lambda: len(results(engine)) >= len(expected))
+        wait_until(lambda: len(results(engine)) >= len(expected), "the results")
         assert_same_results(QUERY, results(engine), expected)
-        wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["max"] == 494)
+        wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["max"] == 494, "the watermark")
         engine.staging.commit("sink", "query", 1, [stage(engine, rows[2000:])])
         assert_equal_to_oracle(engine, rows)
 
@@ -189,7 +188,7 @@ def test_a_stage_that_is_not_finished_cannot_be_committed() -> None:
         producer.begin_stage(stage_id)
         producer.send(make_rows(100))
         producer.flush()
-        wait_until(lambda: ledger(engine)["staged"] == 100)
+        wait_until(lambda: ledger(engine)["staged"] == 100, "staged rows")
         with pytest.raises(StageError, match="not finished"):
             engine.staging.commit("sink", "query", 0, [{"stage": stage_id, "rows": 100}])
 
@@ -236,7 +235,7 @@ def test_a_task_that_writes_on_after_its_abort_is_refused(data_dir: Path | None)
         producer.begin_stage(stage_id)
         producer.send(make_rows(10))
         producer.flush()
-        wait_until(lambda: ledger(engine)["staged"] == 10)
+        wait_until(lambda: ledger(engine)["staged"] == 10, "staged rows")
         assert engine.staging.drop(stage_id)["was"] == "open"
         producer.send(make_rows(10))
         with pytest.raises(ProtocolError) as refused:
@@ -245,7 +244,7 @@ def test_a_task_that_writes_on_after_its_abort_is_refused(data_dir: Path | None)
         producer.begin_stage(new_id())  # the producer itself is fine
         producer.send(make_rows(5))
         assert producer.finish_stage()["rows"] == 5
-        wait_until(lambda: ledger(engine)["staged"] == 5)
+        wait_until(lambda: ledger(engine)["staged"] == 5, "staged rows")
         assert ledger(engine)["rejected"] == 10
         assert data_dir is None or len(list((data_dir / "stage").glob("*.stage"))) == 1
 
@@ -253,7 +252,7 @@ def test_a_task_that_writes_on_after_its_abort_is_refused(data_dir: Path | None)
 def test_stages_that_nobody_names_expire(data_dir: Path | None) -> None:
     with serving(data_dir=data_dir, stage_timeout_s=0.2) as engine:
         receipt = stage(engine, make_rows(100))
-        wait_until(lambda: engine.staging.stages.list() == [])
+        wait_until(lambda: engine.staging.stages.list() == [], "no stages")
         assert engine.status()["stages"]["expired"] == 1
         assert ledger(engine)["rejected"] == 100
         with pytest.raises(StageError):
@@ -266,9 +265,9 @@ def test_a_connection_that_ends_in_mid_stage_takes_its_rows_along(data_dir: Path
         producer.begin_stage(new_id())
         producer.send(make_rows(100))
         producer.flush()
-        wait_until(lambda: ledger(engine)["staged"] == 100)
+        wait_until(lambda: ledger(engine)["staged"] == 100, "staged rows")
         producer.close()
-        wait_until(lambda: engine.staging.stages.list() == [])
+        wait_until(lambda: engine.staging.stages.list() == [], "no stages")
         assert ledger(engine)["rejected"] == 100
         with pytest.raises(ConnectError) as caught:
             producer.begin_stage(new_id())
@@ -301,7 +300,7 @@ def test_a_batch_larger_than_the_limit_is_refused_with_what_to_do(monkeypatch: p
             producer.finish_stage()
         assert caught.value.code == "stage_full"
         assert "stage_limit_bytes = 1000" in caught.value.message
-        wait_until(lambda: engine.staging.stages.list() == [])
+        wait_until(lambda: engine.staging.stages.list() == [], "no stages")
 
 
 def test_past_the_bound_on_memory_rows_are_spilled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,10 +322,10 @@ def test_two_sinks_hold_each_others_windows() -> None:
     with serving() as engine:
         engine.staging.commit("slow", "q", 0, [stage(engine, rows[:40])])
         engine.staging.commit("fast", "q", 0, [stage(engine, rows[40:])])
-        wait_until(lambda: ledger(engine)["applied"] == 4000)
-        wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["max"] == 9 - 5)
+        wait_until(lambda: ledger(engine)["applied"] == 4000, "the rows")
+        wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["max"] == 9 - 5, "the watermark")
         engine.staging.commit("slow", "q", None, [], stream="s", end=True)
-        wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["max"] == 999 - 5)
+        wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["max"] == 999 - 5, "the watermark")
         assert_equal_to_oracle(engine, rows)
 
 
@@ -334,7 +333,7 @@ def test_end_fires_what_is_open_and_a_later_commit_begins_anew() -> None:
     rows = make_rows(4000)
     with serving() as engine:
         engine.staging.commit("sink", "q", 0, [stage(engine, rows[:2000])], end=True)
-        wait_until(lambda: len(results(engine)) == len(run(QUERY, rows[:2000]).windows))
+        wait_until(lambda: len(results(engine)) == len(run(QUERY, rows[:2000]).windows), "the results")
         later = rows[2000:][rows[2000:]["t"] >= 600]
         engine.staging.commit("sink", "q", 1, [stage(engine, later)], end=True)
         assert_equal_to_oracle(engine, np.concatenate([rows[:2000], later]))
@@ -359,7 +358,7 @@ def test_rows_too_late_for_their_window_are_late_and_rows_without_a_window_rejec
     with serving() as engine:
         engine.staging.commit("sink", "q", 0, [stage(engine, rows)])
         engine.staging.commit("sink", "q", 1, [stage(engine, odd)])
-        wait_until(lambda: ledger(engine)["late"] == 1 and ledger(engine)["rejected"] == 2)
+        wait_until(lambda: ledger(engine)["late"] == 1 and ledger(engine)["rejected"] == 2, "late and rejected rows")
         assert engine.status()["streams"]["s"]["watermark"]["max"] == 999 - 5
         assert_equal_to_oracle(engine, rows)
         assert len(as_rows(engine.late("q"))) == 1
@@ -373,11 +372,11 @@ def test_an_applied_batch_is_kept_until_its_windows_are_in_the_log(tmp_path: Pat
         engine.flush()
         assert (tmp_path / "stage" / f"{first['stage']}.stage").exists()
         engine.staging.commit("sink", "q", 1, [second])
-        wait_until(lambda: not (tmp_path / "stage" / f"{first['stage']}.stage").exists())
+        wait_until(lambda: not (tmp_path / "stage" / f"{first['stage']}.stage").exists(), "the file to go")
         assert (tmp_path / "stage" / f"{second['stage']}.stage").exists()
         assert engine.status()["stages"]["kept_batches"] == 1
         engine.staging.commit("sink", "q", 2, [], stream="s", end=True)
-        wait_until(lambda: engine.status()["stages"]["kept_batches"] == 0)
+        wait_until(lambda: engine.status()["stages"]["kept_batches"] == 0, "no batches that are kept")
         assert list((tmp_path / "stage").glob("*.stage")) == []
 
 

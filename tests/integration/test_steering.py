@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +18,9 @@ from flexstream.nic import NicHealth, NicState, UserNic, Verdict, Verification, 
 from flexstream.nic import ports as ports_module
 from flexstream.testing.fault_proxy import FaultProxy
 from tests.property.checks import FINISH_S, as_rows, assert_ledger
+from tests.waiting import WAIT_S, wait_until
 
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i64"}, key="k", time="t")
-WAIT_S = 40.0
 
 
 def make_engine(**options: Any) -> fs.Engine:
@@ -47,14 +45,6 @@ def rows(keys: int, start: int = 0) -> np.ndarray:
     made = np.zeros(keys, STREAM.schema.dtype)
     made["k"] = np.arange(start, start + keys)
     return made
-
-
-def until(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return found
 
 
 def assert_all_rows(engine: fs.Engine, expected: dict[int, int]) -> None:
@@ -99,7 +89,7 @@ def test_several_producers_land_every_group_at_its_worker(listen: str) -> None:
             engine.nic.check()
             return engine.status()["nic"]["state"] == "verified"
 
-        until(verified)
+        wait_until(verified, "a verified device")
         assert 'flexstream_nic_state{kind="user",device="",state="verified"} 1' in render(engine.status())
         for producer in producers:
             producer.close()
@@ -235,11 +225,12 @@ def test_a_device_that_disobeys_or_vanishes_is_left_and_every_record_kept(
         assert engine.status()["nic"]["kind"] == "kernel"
         assert engine.status()["nic"]["device"] == "made0"
         monkeypatch.setattr(Device, "says", says)
-        until(lambda: (engine.nic.check(), engine.status()["nic"]["kind"] == "user")[1])
+        wait_until(lambda: (engine.nic.check(), engine.status()["nic"]["kind"] == "user")[1], "steering in user space")
         nic = engine.status()["nic"]
         assert nic["fallbacks"] == 1
         assert says.reason in nic["passed_over"][-1]
-        until(lambda: engine.status()["nic"]["aligned"])  # listeners per worker, on the port that was open all along
+        # Listeners per worker, on the port that was open all along.
+        wait_until(lambda: engine.status()["nic"]["aligned"], "aligned connections")
         first.send(rows(400))
         with producer_of(engine) as second:
             second.send(rows(400))
@@ -254,7 +245,7 @@ def test_listeners_that_disobey_are_given_up_too(monkeypatch) -> None:
     with make_engine() as engine:
         disobeyed = Verification(Verdict.DISOBEYED, "40 of 40 came through another listener")
         monkeypatch.setattr(UserNic, "verify", lambda self, connections: disobeyed)
-        until(lambda: (engine.nic.check(), engine.status()["nic"]["fallbacks"])[1])
+        wait_until(lambda: (engine.nic.check(), engine.status()["nic"]["fallbacks"])[1], "a fallback")
         monkeypatch.undo()
         nic = engine.status()["nic"]
         assert nic["aligned"] is False

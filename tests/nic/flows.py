@@ -10,7 +10,8 @@ from pathlib import Path
 from flexstream.nic.contract import Connection, Steering
 from flexstream.nic.kernel import KernelNic
 from flexstream.nic.ports import PortChooser
-from tests.nic.netns import Pair, eventually
+from tests.nic.netns import Pair
+from tests.waiting import wait_until
 
 SO_INCOMING_CPU = 49
 WAIT_S = 30.0
@@ -116,4 +117,4 @@ def rig(
 
 
 def eventually_arrives_on(flow: Flow, core: int) -> None:
-    eventually(lambda: flow.arrives_on(core), f"group {flow.group} on core {core}, it is on {flow.core}")
+    wait_until(lambda: flow.arrives_on(core), f"group {flow.group} on core {core}", seen=lambda: flow.core)

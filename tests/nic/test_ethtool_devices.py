@@ -30,13 +30,13 @@ from tests.nic.netns import (
     Namespace,
     Process,
     command,
-    eventually,
     heard,
     namespace,
     run_inside,
     say,
     started_inside,
 )
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.time_limit(180)]
 
@@ -301,7 +301,7 @@ def test_watch_notices_a_foreign_change_and_puts_it_back(machine: Machine) -> No
             look = json.loads(child.stdout.readline())
         assert any("4 -> 2 receive queues" in line for line in look["drift"])
         assert look["put_back"][0] == {"where": "va channels rx", "old": "2", "new": "4"}
-        eventually(lambda: tool_channels(machine.where, "va")["rx"] == 4, "the channels are put back")
+        wait_until(lambda: tool_channels(machine.where, "va")["rx"] == 4, "the channels to be put back")
         machine.where.ip("link", "del", "va")
         while not any("not there any more" in line for line in look["drift"]):
             look = json.loads(child.stdout.readline())

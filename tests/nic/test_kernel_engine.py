@@ -14,8 +14,9 @@ import pytest
 import flexstream as fs
 from flexstream.testing import run
 from tests.nic.bad_wire import bad_wire
-from tests.nic.netns import Pair, Process, eventually, heard, run_inside, say, started_inside, veth_pair
+from tests.nic.netns import Pair, Process, heard, run_inside, say, started_inside, veth_pair
 from tests.property.checks import FINISH_S, as_rows, assert_same_results
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -101,14 +102,14 @@ def go(pair: Pair, version: int, folder: Path, seed: int, *, count: int, disturb
                 for producer in range(PRODUCERS)
             ]
             if disturb:
-                eventually(lambda: status_of(engine)["connections"]["open"] > GROUPS, "rows are coming", PATIENCE_S)
+                wait_until(lambda: status_of(engine)["connections"]["open"] > GROUPS, "rows", seconds=PATIENCE_S)
                 for order in ("flip", "back"):
                     status_of(engine, order)
                     time.sleep(0.3)
             for sender in senders:
                 assert sender.said(timeout_s=PATIENCE_S) == "sent"
             if not disturb:
-                eventually(lambda: status_of(engine)["nic"]["state"] == "verified", "traffic verifies the table")
+                wait_until(lambda: status_of(engine)["nic"]["state"] == "verified", "traffic to verify the table")
             for sender in senders:
                 sender.channel.send("go on")
             for sender in senders:
@@ -150,7 +151,7 @@ def test_a_device_that_vanishes_costs_alignment_and_no_record(tmp_path: Path, se
             for producer in range(PRODUCERS):
                 if producer == 2:
                     pair.server.ip("link", "del", pair.server_device)
-                    eventually(lambda: status_of(engine)["nic"]["kind"] != "kernel", "the engine falls back")
+                    wait_until(lambda: status_of(engine)["nic"]["kind"] != "kernel", "the engine to fall back")
                 run_inside(pair.server, produce, address, producer, count, seed, 0.0, False)
             nic = status_of(engine)["nic"]
             engine.channel.send("finish")

@@ -23,7 +23,6 @@ from tests.nic.flows import eventually_arrives_on, rig
 from tests.nic.netns import (
     Namespace,
     Pair,
-    eventually,
     heard,
     namespace,
     read_sys,
@@ -32,6 +31,7 @@ from tests.nic.netns import (
     started_inside,
     veth_pair,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.root
 
@@ -94,7 +94,7 @@ def test_kill_9_detaches_the_program_and_undo_restores_rps(method: str, tmp_path
             process.said()
             assert programs_on(pair.server, pair.server_device) == 1
             process.kill()
-        eventually(lambda: programs_on(pair.server, pair.server_device) == 0, "the program is gone")
+        wait_until(lambda: programs_on(pair.server, pair.server_device) == 0, "the program to be gone")
         if method == "tcx":
             assert rps_of(pair.server, pair.server_device) == "3"
         undone = run_inside(pair.server, undo_what_is_left, pair.server_device, tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 import flexstream as fs
 from flexstream.testing import run
+from tests import waiting
 from tests.nic_in_loop.network import GUEST_IPV4, GUEST_IPV6
 from tests.nic_in_loop.served import DATA_PORT, GROUPS, TOKEN, Daemon
 from tests.property.checks import assert_same_results
@@ -26,11 +26,8 @@ _phases = itertools.count()
 
 
 def wait_until(true: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"waited {WAIT_S:g} s for {what}"
-        time.sleep(0.2)
-    return found
+    """As elsewhere, for a guest that may be emulated: it is slow, and asking is work for it."""
+    return waiting.wait_until(true, what, seconds=WAIT_S, pause_s=0.2)
 
 
 @functools.cache

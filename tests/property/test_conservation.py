@@ -67,7 +67,7 @@ def test_fed_rows_give_what_the_oracle_gives(rnd):
 
 @pytest.mark.slow
 def test_fed_rows_give_what_the_oracle_gives_in_a_longer_run(seed):
-    for i in range(150):
+    for i in range(100):
         rnd = random.Random(f"{seed}/{i}")
         case = random_case(rnd, max_rows=3000 if i % 10 == 0 else 400)
         try:
@@ -91,7 +91,7 @@ def test_sent_rows_give_what_the_oracle_gives(rnd):
 
 @pytest.mark.slow
 def test_sent_rows_give_what_the_oracle_gives_in_a_longer_run(seed):
-    for i in range(40):
+    for i in range(30):
         rnd = random.Random(f"{seed}/{i}")
         case = random_case(rnd, max_rows=3000 if i % 10 == 0 else 400)
         try:

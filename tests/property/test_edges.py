@@ -29,13 +29,6 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIAN
 pytestmark = pytest.mark.time_limit(300)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def private_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLEXSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def played(query: fs.Query, variant: Choices | None, *batches: np.ndarray, dense: int = 100) -> tuple[Any, Any]:
     """Result batches and status of a query that this variant alone runs (and the generic one behind it)."""
     function = 0 if variant is None else compile_code(generate(query.bound(), variant)).function

@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,9 @@ from flexstream import col
 from flexstream.client_http import Client
 from flexstream.testing import run
 from tests.conftest import PROJECT
+from tests.ports import quiet_port
 from tests.property.checks import assert_same_results
+from tests.waiting import wait_until
 
 WAIT_S = 120.0
 MAIN = "from flexstream.cli import main; main()"
@@ -71,14 +72,6 @@ def frame(spark: Any, rows: np.ndarray, partitions: int = 4) -> Any:
     return spark.createDataFrame(arrow_table(rows)).repartition(partitions)
 
 
-def wait_until(true: Callable[[], Any], what: str, wait_s: float = WAIT_S) -> Any:
-    deadline = time.monotonic() + wait_s
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"waited {wait_s:g} s for {what}"
-        time.sleep(0.05)
-    return found
-
-
 class Daemon:
     """`flexstream serve` as a process of its own. It can be killed and started again on the same ports and data."""
 
@@ -86,7 +79,7 @@ class Daemon:
         self.folder = folder
         self.token = token
         self._settings = {"groups": GROUPS, "workers": 1, **settings}
-        self._ports = ("127.0.0.1:0", "127.0.0.1:0")
+        self._ports = (f"127.0.0.1:{quiet_port()}", f"127.0.0.1:{quiet_port()}")
         self.process: subprocess.Popen[str] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         if token is not None:

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.spark.rig import GROUPS, Daemon, wait_until
+from tests.spark.rig import GROUPS, Daemon
+from tests.waiting import wait_until
 
 
 def put_clicks(folder: Path, files: int, start: int) -> None:

@@ -15,7 +15,8 @@ import pytest
 from flexstream.spark.nodes import Target
 from flexstream.spark.options import Options
 from flexstream.spark.sending import give_up, stage_rows
-from tests.spark.rig import SPARK_SCHEMA, STREAM, Daemon, arrow_table, assert_once, end, make_rows, serving, wait_until
+from tests.spark.rig import SPARK_SCHEMA, STREAM, Daemon, arrow_table, assert_once, end, make_rows, serving
+from tests.waiting import wait_until
 
 ROW_BYTES = STREAM.schema.row_bytes
 HELD_S = 1.0

@@ -16,7 +16,8 @@ import flexstream as fs
 from flexstream import spark as fspark
 from flexstream.testing import run
 from tests.property.checks import assert_same_results
-from tests.spark.rig import QUERY, STREAM, Daemon, arrow_table, assert_once, end, make_rows, serving, wait_until
+from tests.spark.rig import QUERY, STREAM, Daemon, arrow_table, assert_once, end, make_rows, serving
+from tests.waiting import wait_until
 
 
 def put(rows: np.ndarray, path: Path, row_group: int = 500) -> None:

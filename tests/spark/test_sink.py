@@ -25,17 +25,17 @@ from tests.spark.rig import (
     frame,
     make_rows,
     serving,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 
 def writing(df: Any, daemon: Daemon, stream: str = STREAM.name, **options: Any) -> Any:
-    given = {"endpoint": daemon.endpoint, "stream": stream, "timeout_s": 20, **options}
+    given = {"endpoint": daemon.endpoint, "stream": stream, "timeout_s": 120, **options}
     return df.write.format("flexstream").mode("append").options(**given)
 
 
 def streaming(df: Any, daemon: Daemon, checkpoint: Path, **options: Any) -> Any:
-    given = {"endpoint": daemon.endpoint, "stream": STREAM.name, "timeout_s": 20, **options}
+    given = {"endpoint": daemon.endpoint, "stream": STREAM.name, "timeout_s": 120, **options}
     return df.writeStream.format("flexstream").options(**given).option("checkpointLocation", str(checkpoint))
 
 

@@ -12,7 +12,8 @@ import flexstream as fs
 from flexstream import spark as fspark
 from flexstream.testing import run
 from tests.property.checks import as_rows, assert_same_results
-from tests.spark.rig import GROUPS, QUERY, STREAM, Daemon, make_rows, serving, wait_until
+from tests.spark.rig import GROUPS, QUERY, STREAM, Daemon, make_rows, serving
+from tests.waiting import wait_until
 
 
 def produce(daemon: Daemon, rows: np.ndarray) -> None:
@@ -23,21 +24,20 @@ def produce(daemon: Daemon, rows: np.ndarray) -> None:
 
 def filled(daemon: Daemon, rows: np.ndarray) -> int:
     """Sends the rows; returns how many results there are when all are there."""
+    before = next_offset(daemon)
     produce(daemon, rows)
-    seen = -1
+    wanted = before + len(run(QUERY, rows).windows)
+    wait_until(lambda: next_offset(daemon) >= wanted, f"{wanted} results", seen=lambda: next_offset(daemon))
+    return next_offset(daemon)
 
-    def settled() -> bool:
-        nonlocal seen
-        before, seen = seen, int(daemon.client.get(f"/v1/queries/{QUERY.name}")["log"]["next_offset"])
-        return seen > 0 and seen == before
 
-    wait_until(settled, "results")
-    return seen
+def next_offset(daemon: Daemon) -> int:
+    return int(daemon.client.get(f"/v1/queries/{QUERY.name}")["log"]["next_offset"])
 
 
 def reading(reader: Any, *daemons: Daemon, **options: Any) -> Any:
     endpoint = ",".join(daemon.endpoint for daemon in daemons)
-    return reader.format("flexstream").options(endpoint=endpoint, query=QUERY.name, timeout_s=20, **options)
+    return reader.format("flexstream").options(endpoint=endpoint, query=QUERY.name, timeout_s=120, **options)
 
 
 def results_of(table: Any) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import flexstream as fs
 from flexstream import col
 from flexstream.errors import QueryError
 from flexstream.testing import run
+from tests.property.checks import FINISH_S
 
 STREAM = fs.Stream(
     "s",
@@ -19,14 +20,6 @@ STREAM = fs.Stream(
     time="t",
     max_disorder="1000s",
 )
-FINISH_S = 60.0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def private_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLEXSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def rows_of(n: int, **columns: Any) -> np.ndarray:

@@ -38,7 +38,7 @@ def test_a_thread_is_counted_from_opening_to_closing():
 def test_several_threads_are_summed_and_others_left_out():
     stay, threads = threading.Event(), []
     for _ in range(2):
-        threads.append(threading.Thread(target=lambda: (stay.wait(30), touch_pages(20_000))))
+        threads.append(threading.Thread(target=lambda: (stay.wait(120), touch_pages(20_000))))
         threads[-1].start()
     counters = HardwareCounters([thread.native_id or 0 for thread in threads], [PAGE_FAULTS])
     touch_pages(20_000)

@@ -16,7 +16,6 @@ import flexstream as fs
 from flexstream import col, lit
 from flexstream.constants import calendar, evaluate
 from flexstream.expr import PARTS, bind
-from flexstream.testing import run
 from flexstream.testing.values import Row
 from flexstream.testing.values import evaluate as oracle_value
 from tests.property.checks import FINISH_S, Case, as_rows, assert_conserved, equal
@@ -37,13 +36,6 @@ ROWS = make_rows()
 pytestmark = pytest.mark.time_limit(300)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def private_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLEXSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def ended(query: fs.Query, trees: list[Any]) -> fs.Query:
     return query.window(fs.tumbling("10s")).agg(**{f"v{i}": fs.max(tree) for i, tree in enumerate(trees)})
 
@@ -51,17 +43,18 @@ def ended(query: fs.Query, trees: list[Any]) -> fs.Query:
 def check(query: fs.Query, rows: np.ndarray = ROWS, *, compiled: bool = True) -> list[dict[str, Any]]:
     """Generic and compiled give what the oracle gives, with the same rows rejected."""
     found: list[dict[str, Any]] = []
+    case = Case(query.stream, np.concatenate([rows, rows]), [query])
     for mode in ("off", "require") if compiled else ("off",):
         with fs.Engine(workers=1, groups=1, compile=mode, pin=False) as engine:
             engine.submit(query)
             engine.feed(query.stream.name, rows)
             engine.feed(query.stream.name, rows)  # once more: keys and pane are there, compiled code finishes the row
             engine.finish(timeout=FINISH_S)
-            assert_conserved(engine, Case(query.stream, np.concatenate([rows, rows]), [query]))
+            assert_conserved(engine, case)
             said = engine.status()["queries"][query.name]
             assert (said["compiled_rows"] > 0) == (mode == "require")
-            rejected = run(query, np.concatenate([rows, rows])).rejected_by_reason
-            assert {reason: n for reason, n in said["rejected"].items() if n} == rejected
+            rejected = {reason: n for reason, n in said["rejected"].items() if n}
+            assert rejected == case.oracle(query).rejected_by_reason
             found = as_rows(engine.results(query.name))
     return found
 

@@ -13,7 +13,9 @@ from flexstream.errors import BackPressure, ConfigError, ConnectError, ProtocolE
 from flexstream.producer import Producer, RingFull
 from flexstream.stream import Stream
 from flexstream.wire import CONTROL_GROUP, ErrorCode
+from tests.ports import quiet_port
 from tests.unit.fake_server import FakeServer
+from tests.waiting import WAIT_S, wait_until
 
 CLICKS = Stream(
     "clicks",
@@ -30,13 +32,6 @@ def clicks(n: int, start: int = 0, keys: int = 1000) -> np.ndarray:
     rows["k"] = np.arange(start, start + n) % keys
     rows["v"] = rows["t"] / 2
     return rows
-
-
-def wait_for(condition, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
 
 
 def check_rows(server: FakeServer, rows: np.ndarray) -> None:
@@ -73,7 +68,7 @@ def test_connections_are_opened_only_for_groups_with_rows(server):
     group = int(CLICKS.group_of(rows[:1], 8)[0])
     with Producer(server.address, stream=CLICKS) as producer:
         producer.send(rows)
-        producer.flush(5)
+        producer.flush(WAIT_S)
         assert producer.stats()["connections"] == 1
     assert server.opened == {group}
     assert server.events[CONTROL_GROUP][-1] == ("bitmap", 1 << group)
@@ -89,14 +84,14 @@ def test_a_session_without_rows_ends_properly(server):
 def test_flush_returns_when_the_server_has_every_row(server):
     with Producer(server.address, stream="clicks", linger_ms=10_000) as producer:
         producer.send(clicks(777))
-        producer.flush(5)
+        producer.flush(WAIT_S)
         assert server.total_rows() == 777
 
 
 def test_rows_that_linger_are_sent_without_a_flush(server):
     with Producer(server.address, stream="clicks", linger_ms=1) as producer:
         producer.send(clicks(3))
-        wait_for(lambda: server.total_rows() == 3)
+        wait_until(lambda: server.total_rows() == 3, "three rows")
 
 
 def test_without_linger_frames_are_whole_until_the_end_of_the_call(server):
@@ -104,7 +99,7 @@ def test_without_linger_frames_are_whole_until_the_end_of_the_call(server):
     group = int(CLICKS.group_of(rows[:1], 8)[0])
     with Producer(server.address, stream="clicks", linger_ms=0) as producer:
         producer.send(rows)
-        wait_for(lambda: server.total_rows() == 3000)
+        wait_until(lambda: server.total_rows() == 3000, "3000 rows")
     sizes = [value for kind, value in server.events[group] if kind == "data"]
     assert sum(sizes) == 3000
     assert len(sizes) <= 50  # 47, and one more for each time that the service thread came in between
@@ -150,7 +145,7 @@ def test_threads_may_send_at_once(server):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(WAIT_S)
     assert server.errors == []
     got = np.concatenate([np.frombuffer(bytes(data), CLICKS.schema.dtype) for data in server.rows.values()])
     assert np.array_equal(np.sort(got, order="t"), np.concatenate(parts))
@@ -162,8 +157,8 @@ def test_threads_may_send_at_once(server):
 def test_automatic_watermarks_trail_the_newest_row_by_the_disorder(server):
     with Producer(server.address, stream="clicks", linger_ms=1) as producer:
         producer.send(clicks(100))
-        producer.flush(5)
-        wait_for(lambda: all(99 - 5 in server.watermarks(group) for group in range(8)))
+        producer.flush(WAIT_S)
+        wait_until(lambda: all(99 - 5 in server.watermarks(group) for group in range(8)), "a watermark in every group")
     for group in range(8):
         kinds = [kind for kind, _ in server.events[group]]
         assert kinds.index("data") < kinds.index("watermark")
@@ -174,7 +169,7 @@ def test_groups_without_rows_learn_the_watermark_on_the_control_connection(serve
     group = int(CLICKS.group_of(rows[:1], 8)[0])
     with Producer(server.address, stream="clicks", max_disorder=0, linger_ms=1) as producer:
         producer.send(rows)
-        wait_for(lambda: 19 in server.watermarks(CONTROL_GROUP))
+        wait_until(lambda: 19 in server.watermarks(CONTROL_GROUP), "the watermark")
     at = server.events[CONTROL_GROUP].index(("watermark", 19))
     assert server.events[CONTROL_GROUP][at + 1] == ("bitmap", 1 << group)
 
@@ -205,7 +200,7 @@ def test_markers_go_to_every_open_connection(server):
     with Producer(server.address, stream="clicks") as producer:
         assert producer.marker() == 0
         producer.send(clicks(1000))
-        producer.flush(5)
+        producer.flush(WAIT_S)
         before = time.time_ns()
         assert producer.marker() == 8
     for group in range(8):
@@ -222,7 +217,7 @@ def test_a_connection_cut_in_mid_frame_resumes_at_the_next_row(server):
     rows = clicks(8000)
     with Producer(server.address, stream="clicks") as producer:
         producer.send(rows)
-        producer.flush(20)
+        producer.flush(WAIT_S)
     check_rows(server, rows)
     assert producer.stats()["reconnects"] >= 24
     assert {hello["epoch"] for hello in server.hellos} == {1}
@@ -243,7 +238,7 @@ def test_a_server_that_comes_back_without_memory_gets_the_rest(server, caplog):
     first, second = clicks(1000), clicks(1000, 1000)
     with Producer(server.address, stream="clicks") as producer:
         producer.send(first)
-        producer.flush(5)
+        producer.flush(WAIT_S)
         server.forget()
         server.cut()
         producer.send(second)
@@ -258,8 +253,8 @@ def test_a_server_that_is_away_is_a_state_and_then_an_error_that_names_the_rows(
     server.ack = False
     producer.send(clicks(100))
     server.close()
-    wait_for(lambda: producer.state == "waiting" or producer.state == "failed")
-    wait_for(lambda: producer.state == "failed")
+    wait_until(lambda: producer.state == "waiting" or producer.state == "failed", "the loss to be seen")
+    wait_until(lambda: producer.state == "failed", "the producer to give up")
     with pytest.raises(ConnectError) as caught:
         producer.send(clicks(1))
     message = str(caught.value)
@@ -273,27 +268,28 @@ def test_a_server_that_is_away_is_a_state_and_then_an_error_that_names_the_rows(
 
 
 def test_a_server_that_restarts_on_its_port_is_found_again():
-    server = FakeServer(CLICKS)
+    server = FakeServer(CLICKS, port=quiet_port())
     rows = clicks(2000)
-    with Producer(server.address, stream="clicks", retry_s=20) as producer:
+    with Producer(server.address, stream="clicks", retry_s=WAIT_S) as producer:
         producer.send(rows[:1000])
-        producer.flush(5)
+        producer.flush(WAIT_S)
         server.close()
-        wait_for(lambda: producer.state == "waiting")
+        wait_until(lambda: producer.state == "waiting", "the loss to be seen")
         producer.send(rows[1000:])
         again = FakeServer(CLICKS, port=server.port)
         again.sessions, again.next_row, again.rows = server.sessions, server.next_row, server.rows
-        producer.flush(20)
+        producer.flush(WAIT_S)
         assert producer.state == "connected"
     check_rows(again, rows)
     again.close()
 
 
 def test_nobody_there_is_an_error_within_the_timeout():
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    with pytest.raises(ConnectError, match=rf"127\.0\.0\.1:{port} after 0\.2 s.*last error") as caught:
-        Producer(f"tcp://127.0.0.1:{port}", stream="clicks", connect_timeout_s=0.2)
+    with socket.socket() as taken:  # bound, so that nobody else can have the port, but it does not listen
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(ConnectError, match=rf"127\.0\.0\.1:{port} after 0\.2 s.*last error") as caught:
+            Producer(f"tcp://127.0.0.1:{port}", stream="clicks", connect_timeout_s=0.2)
     assert caught.value.code == "unreachable"
 
 
@@ -318,9 +314,9 @@ def test_a_refusal_on_a_data_connection_fails_the_producer(server):
     server.refuse_data = ErrorCode.WRONG_GROUP
     producer = Producer(server.address, stream="clicks")
     producer.send(clicks(10))
-    wait_for(lambda: producer.state == "failed")
+    wait_until(lambda: producer.state == "failed", "the producer to give up")
     with pytest.raises(ProtocolError) as caught:
-        producer.flush(5)
+        producer.flush(WAIT_S)
     assert caught.value.code == "wrong_group"
     with pytest.raises(ProtocolError):
         producer.close()
@@ -330,9 +326,9 @@ def test_a_refusal_that_passes_with_time_is_tried_again(server):
     server.refuse_data = ErrorCode.TOO_MANY_PENDING
     with Producer(server.address, stream="clicks") as producer:
         producer.send(clicks(100))
-        wait_for(lambda: producer.state == "waiting")
+        wait_until(lambda: producer.state == "waiting", "the loss to be seen")
         server.refuse_data = None
-        producer.flush(10)
+        producer.flush(WAIT_S)
     check_rows(server, clicks(100))
 
 
@@ -340,7 +336,7 @@ def test_a_forgotten_session_is_registered_again(server):
     with Producer(server.address, stream="clicks") as producer:
         server.sessions.clear()
         producer.send(clicks(100))
-        producer.flush(10)
+        producer.flush(WAIT_S)
     check_rows(server, clicks(100))
 
 
@@ -353,7 +349,7 @@ def test_a_slow_server_blocks_send_until_it_reads_again(server):
         thread.join(0.3)
         assert thread.is_alive()
         server.reading.set()
-        thread.join(30)
+        thread.join(WAIT_S)
         assert not thread.is_alive()
         assert producer.stats()["waited_s"] > 0
     check_rows(server, rows)
@@ -369,7 +365,7 @@ def test_a_slow_server_raises_when_so_chosen_and_says_how_far_it_got(server):
         at = caught.value.accepted
         assert 0 < at < len(rows)
         server.reading.set()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + WAIT_S
         while at < len(rows) and time.monotonic() < deadline:
             try:
                 at += producer.send(rows[at : at + 4000])
@@ -402,7 +398,7 @@ def test_without_a_replay_buffer_nothing_waits_for_acknowledgements(server):
     rows = clicks(50_000)
     with Producer(server.address, stream="clicks", replay_bytes=0) as producer:
         producer.send(rows)
-        producer.flush(10)
+        producer.flush(WAIT_S)
     assert {hello["ack_bytes"] for hello in server.hellos} == {0}
     check_rows(server, rows)
 

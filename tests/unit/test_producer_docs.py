@@ -42,6 +42,6 @@ def test_every_python_block_runs():
                 sent += 1000
         finally:
             producer.close()
-        engine.finish(timeout=10)
+        engine.finish(timeout=60)
         assert sent >= 3000
         assert engine.status()["streams"]["ads"]["ledger"]["received"] == sent

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.ports import quiet_port
 
 FENCE = re.compile(
     r"^(?P<mark><!-- runnable -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -62,7 +63,7 @@ def test_python_blocks_run_top_to_bottom(project: Path, blocks: list[Block], tmp
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": str(project)},
     )
     assert done.returncode == 0, f"README.md (same line numbers):\n{done.stdout}{done.stderr}"
@@ -111,12 +112,12 @@ class Shell:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=120,
         )
         assert done.returncode == 0, f"README.md line {line}: {command}\n{done.stdout}{done.stderr}"
 
     def wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while time.monotonic() < end and process.poll() is None:
             try:
                 urllib.request.urlopen(self.environment["FLEXSTREAM_URL"] + "/readyz", timeout=5).close()
@@ -128,10 +129,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    control, data = (f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
-    for one in sockets:
-        one.close()
+    control, data = (f"127.0.0.1:{quiet_port()}" for _ in range(2))
     made = Shell(
         {
             **os.environ,
@@ -147,7 +145,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     yield made
     for process in made.background:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0, "the daemon's exit code after SIGTERM"
+        assert process.wait(60) == 0, "the daemon's exit code after SIGTERM"
 
 
 def test_runnable_console_blocks_run(blocks: list[Block], shell: Shell) -> None:

@@ -28,7 +28,7 @@ class Sink(threading.Thread):
             self.data += chunk
 
     def frames(self) -> list[tuple[Header, bytes]]:
-        self.join(10)
+        self.join(60)
         found, at = [], 0
         while at < len(self.data):
             header = Header.unpack(self.data[at:])
@@ -196,7 +196,7 @@ def test_a_new_connection_resumes_in_mid_frame(wanted, crc):
     sender.attach(0, first.fd, 0)
     send_all(sender, rows)
     sender.sever(0)
-    first.join(10)
+    first.join(60)
     second = Sink()
     assert sender.attach(0, second.fd, wanted) == 0
     sender.flush(0)

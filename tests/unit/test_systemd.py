@@ -84,7 +84,7 @@ def test_notify_sends_one_datagram_to_a_path_or_an_abstract_socket(tmp_path: Pat
     for address, name in ((path, path), (f"\0flexstream-{os.getpid()}", f"@flexstream-{os.getpid()}")):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
             receiver.bind(address)
-            receiver.settimeout(10)
+            receiver.settimeout(60)
             assert notify("READY=1", "STATUS=2 streams", environ={"NOTIFY_SOCKET": name})
             assert receiver.recv(1000) == b"READY=1\nSTATUS=2 streams"
 

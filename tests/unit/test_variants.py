@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from flexstream import col
 from flexstream.cython_ext import compiler
 from flexstream.cython_ext.compiler import Limits
 from tests.property.checks import FINISH_S, as_rows
+from tests.waiting import wait_until
 
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i32", "x": "i64"}, key="k", time="t")
 QUERY = STREAM.query("q").filter(col("x") > 0).window(fs.tumbling("10s")).agg(n=fs.count(), total=fs.sum("x"))
@@ -34,13 +34,16 @@ def rows(n: int = 500) -> np.ndarray:
 
 def status_when(engine: fs.Engine, **wanted: Any) -> dict[str, Any]:
     """The query's status as soon as it is as wanted."""
-    deadline = time.monotonic() + 20
-    while True:
-        said = engine.status()["queries"]["q"]
-        if all(said[name] == value for name, value in wanted.items()):
-            return said
-        assert time.monotonic() < deadline, said
-        time.sleep(0.005)
+
+    def status() -> dict[str, Any]:
+        said: dict[str, Any] = engine.status()["queries"]["q"]
+        return said
+
+    def fits() -> dict[str, Any] | None:
+        said = status()
+        return said if all(said[name] == value for name, value in wanted.items()) else None
+
+    return wait_until(fits, f"a query with {wanted}", seen=status) or {}
 
 
 def assert_it_works(engine: fs.Engine) -> None:
@@ -131,10 +134,7 @@ def test_with_auto_no_trouble_stops_the_query_and_status_says_why(trouble, tmp_p
     with fs.Engine(groups=4, pin=False, compile="auto") as engine:
         engine.submit(QUERY)
         assert_it_works(engine)
-        deadline = time.monotonic() + 20
-        while not (history := engine.status()["queries"]["q"]["history"]):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        history = wait_until(lambda: engine.status()["queries"]["q"]["history"], "an entry in the history")
         said = engine.status()["queries"]["q"]
         assert (said["variant"], said["state"], said["compiled_rows"]) == ("generic", "running", 0)
         assert reason in said["variant_reason"]

@@ -309,9 +309,7 @@ class Balancer:
             return Verdict.NOT_WORTH_IT, f"{made.text}: gain {made.gain:.0f} is below {band * band:.0f}"
         return None
 
-    def _confirm(
-        self, now_s: float, candidate: Candidate, effective: Limits, band: float
-    ) -> tuple[Verdict, str, Plan]:
+    def _confirm(self, now_s: float, candidate: Candidate, effective: Limits, band: float) -> tuple[Verdict, str, Plan]:
         placement = candidate.placement()
         growth = self._signal(candidate.rows, placement, effective)
         gain, sigma = candidate.gain(growth, self.config)

@@ -13,8 +13,8 @@ on. "migration" is the time from detection (the trigger has fired) to the last a
 
 They run in turn within a round (c in two rounds of a case); ratios (a/b) are medians over rounds, with quartiles. Every
 run's counts must be those of the rows sent, or the benchmark ends. The rate is half of what two workers manage with
-even load, as in the paper. There 80% of the rows went to one of many workers; of two, they are 0.8 of what one can do, which
-fills no buffer, so back-pressure hardly ever comes and b does not migrate. So there are two cases:
+even load, as in the paper. There 80% of the rows went to one of many workers; of two, they are 0.8 of what one can do,
+which fills no buffer, so back-pressure hardly ever comes and b does not migrate. So there are two cases:
 
   half     at half of the highest rate: "peak_ratio" is from here. Where b did not migrate, its peak is that of a worker
            that is busy for 0.8 of the time with nobody helping, and the table says so.

@@ -7,7 +7,8 @@ Two workers, costly rows, four producers that send as fast as they are let. Keys
 balanced (groups moved, and split when they are hotter than a core) and with uniform keys, in pairs whose order
 changes; every round goes through all z, and ratios are medians over rounds. Not balanced runs in the first round only.
 Beside the throughput, which other programs on the machine disturb, there are the CPU nanoseconds that workers take for
-a row, and the part of a core that the balancer's thread takes.
+a row, the part of a core that the balancer's thread takes, and the evenness: rows of the mean worker / rows of the
+busiest, which is what the placement alone would let through.
 "worst_loss" is the largest shortfall of balanced against uniform (0.05: five percent) among the z where an even load is
 possible: no group has more than a worker's share, or it can be split because the hottest connection has no more than
 that. Where it is not possible, the table says so and by how much (`bound`: the most that any placement or split could
@@ -52,6 +53,7 @@ TIME_DELTA_MS = 100
 HEADINGS = [
     "z", "balanced / uniform", "quartiles", "not balanced", "hottest group", "possible", "needs split", "bound",
     "moves", "split groups", "row ns", "uniform row ns", "balancer cores",
+    "evenness",
 ]  # fmt: skip
 
 
@@ -135,10 +137,10 @@ def execute(z: float, balanced: bool, warm_s: float, measure_s: float) -> dict[s
             watch.start()
         wait_for_rows(engine)
         time.sleep(warm_s)
-        begin, rows, own_s = time.monotonic(), received(engine), balancer_seconds(engine)
+        begin, rows, own_s, of_workers = time.monotonic(), received(engine), balancer_seconds(engine), by_worker(engine)
         time.sleep(measure_s)
         seconds, rows = time.monotonic() - begin, received(engine) - rows
-        own_s = balancer_seconds(engine) - own_s
+        own_s, of_workers = balancer_seconds(engine) - own_s, by_worker(engine) - of_workers
         splits = split_groups(engine)
         sent = sum(sender_result(sender, duration_s)["rows"] for sender in senders)
         if watch is not None:
@@ -150,7 +152,13 @@ def execute(z: float, balanced: bool, warm_s: float, measure_s: float) -> dict[s
         return {
             "z": z, "balanced": balanced, "rows_per_s": rows / seconds, "moves": engine.mover.moved, "splits": splits,
             "row_ns": 1e9 * worker_seconds(engine) / max(1, sent), "balancer_cores": own_s / seconds,
+            "evenness": float(of_workers.mean() / max(1, of_workers.max())),
         }  # fmt: skip
+
+
+def by_worker(engine: fs.Engine) -> np.ndarray:
+    """Rows that each worker has worked off."""
+    return np.array([worker["rows"] for worker in engine.status()["workers"]], np.float64)
 
 
 def worker_seconds(engine: fs.Engine) -> float:
@@ -245,6 +253,7 @@ class Case:
             "row_ns": round(self.of("row_ns"), 1),
             "uniform_row_ns": round(self.of("row_ns", 1), 1),
             "balancer_cores": round(self.of("balancer_cores"), 4),
+            "evenness": round(self.of("evenness"), 4),
             "rounds": len(ratios),
         }
 
@@ -283,7 +292,7 @@ def main() -> None:
             [c["z"], c["balanced_ratio"], c["balanced_spread"], c["unbalanced_ratio"], c["hottest_group"],
              "yes" if c["possible"] else "no", "yes" if c["needs_split"] else "no", c["bound"], c["moves"],
              ", ".join(map(str, c["split_groups"] or [])) or "-", c["row_ns"], c["uniform_row_ns"],
-             c["balancer_cores"]]
+             c["balancer_cores"], c["evenness"]]
             for c in cases
         ],
     )  # fmt: skip

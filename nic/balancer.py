@@ -178,11 +178,9 @@ class Balancer:
         forgotten. A load that is seen turning is seen again at the next looks, as the rows from before fade; the plan
         that the first one led to is kept then, for the rows that came since are what it waits for.
         """
-        turning = self._candidate is not None and now_s - self._candidate.at_s <= 2.0 * self.config.half_life_s
-        forgets = forget and not turning
+        forgets = forget and self._candidate is None
         if forgets:
             self._rows = np.zeros_like(self._rows)
-            self._candidate = None
         self._interval_s = self.config.min_tick_s
         earliest = now_s if self._last_s is None else max(now_s, self._last_s + self.config.min_tick_s)
         self.next_at_s = min(self.next_at_s, earliest)
@@ -284,19 +282,18 @@ class Balancer:
             return Verdict.OFF, f"automatic moves are off; the plan is: {made.text}", made
         if made.reason is Reason.EVACUATION:
             return Verdict.MOVE, made.text, made
+        if self._candidate is not None and self._candidate.fits(made, limits):
+            return self._confirm(now_s, self._candidate, effective)
+        self._candidate = None
         refusal = self._refusal(made, band)
         if refusal is not None:
-            self._candidate = None
             return *refusal, made
         if now_s < self._quiet_until_s:
-            self._candidate = None
             return Verdict.COOLING_DOWN, f"moved or split a moment ago; {made.text}", made
         if self.config.confirm_ticks == 1:
             return Verdict.MOVE, made.text, made
-        if self._candidate is None or not self._candidate.fits(made, limits):
-            self._candidate = Candidate(made, limits, now_s, len(self._rows))
-            return Verdict.CONFIRMING, f"seen once, waiting for fresh rows to agree; {made.text}", made
-        return self._confirm(now_s, self._candidate, effective, band)
+        self._candidate = Candidate(made, limits, now_s, len(self._rows))
+        return Verdict.CONFIRMING, f"seen once, waiting for fresh rows to agree; {made.text}", made
 
     def _refusal(self, made: Plan, band: float) -> tuple[Verdict, str] | None:
         if made.reason is Reason.NO_LOAD or band >= SHARE:
@@ -309,9 +306,12 @@ class Balancer:
             return Verdict.NOT_WORTH_IT, f"{made.text}: gain {made.gain:.0f} is below {band * band:.0f}"
         return None
 
-    def _confirm(self, now_s: float, candidate: Candidate, effective: Limits, band: float) -> tuple[Verdict, str, Plan]:
+    def _confirm(self, now_s: float, candidate: Candidate, effective: Limits) -> tuple[Verdict, str, Plan]:
+        """By all rows since the plan was made, however few come: those of one tick alone prove nothing."""
         placement = candidate.placement()
         growth = self._signal(candidate.rows, placement, effective)
+        total = float(candidate.rows.sum() + growth.sum())
+        band = self.band_percent(total, effective.workers - len(effective.inactive))
         gain, sigma = candidate.gain(growth, self.config)
         wanted = band * band + self.config.gain_sigmas * sigma
         numbers = f"on fresh rows the gain is {gain:.0f}, wanted {wanted:.0f}"
@@ -321,7 +321,9 @@ class Balancer:
             newest = self._plan(candidate.rows, growth, placement, effective)
             chosen = newest if newest.moves else candidate.plan
             return Verdict.MOVE, f"{chosen.text}; {numbers}", chosen
-        hopeless = gain + self.config.noise_sigmas * sigma < band * band
+        # Of a few rows none may be of the groups in question; that says nothing before the others would show it.
+        telling = band < candidate.plan.imbalance_before
+        hopeless = telling and gain + self.config.noise_sigmas * sigma < self.config.dead_band_percent**2
         if hopeless or now_s - candidate.at_s >= self.config.max_tick_s:
             self._candidate = None
             return Verdict.NOT_WORTH_IT, f"{candidate.plan.text}, but {numbers}", candidate.plan

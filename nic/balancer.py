@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flexstream.errors import ConfigError
-from flexstream.nic.growth import Growth
+from flexstream.nic.growth import Growth, net_growth
 from flexstream.nic.placement_plan import (
     SHARE,
     Limits,
@@ -212,14 +212,14 @@ class Balancer:
                 f"the clock went back from {self._last_s} to {now_s}", code="bad_clock", hint="use a monotonic clock"
             )
         check_limits(limits, self.config.weights, placement, len(counted))
-        self._remember(now_s, counted, waits)
+        grown = self._remember(now_s, counted, waits)
         effective = self._effective(now_s, placement, limits)
         weighed = self._signal(self._rows, placement, limits)
         made = self._plan(self._rows, weighed, placement, effective)
         total = float(self._rows.sum() + weighed.sum())
         band = self.band_percent(total, limits.workers - len(limits.inactive))
         if self._candidate is not None:
-            self._candidate.add(counted)
+            self._candidate.add(counted, grown)
         verdict, text, chosen = self._judge(now_s, made, band, effective, limits)
         self._schedule(now_s, verdict)
         if verdict is Verdict.MOVE:
@@ -233,14 +233,16 @@ class Balancer:
         self._record(decision)
         return decision
 
-    def _remember(self, now_s: float, rows: NDArray[np.float64], waiting: NDArray[np.float64]) -> None:
-        """Counts fade with the half-life: short ticks share a window, long ones stand alone."""
+    def _remember(self, now_s: float, rows: NDArray[np.float64], waiting: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Counts fade with the half-life: short ticks share a window, long ones stand alone. Returns by how much what
+        waits has grown."""
         elapsed = 0.0 if self._last_s is None else now_s - self._last_s
+        grown = np.zeros_like(waiting) if self._waiting is None else waiting - self._waiting
         self._rows = self._rows * 0.5 ** (elapsed / self.config.half_life_s) + rows
-        if self._waiting is not None:
-            self._growth.add(elapsed, rows, waiting - self._waiting)
+        self._growth.add(elapsed, rows, grown)
         self._waiting = waiting.copy()
         self._last_s = now_s
+        return grown
 
     def _plan(
         self, rows: NDArray[np.float64], growth: NDArray[np.float64], placement: Sequence[int], limits: Limits
@@ -310,6 +312,8 @@ class Balancer:
         """By all rows since the plan was made, however few come: those of one tick alone prove nothing."""
         placement = candidate.placement()
         growth = self._signal(candidate.rows, placement, effective)
+        further = float(net_growth(candidate.grown, placement, effective.workers).sum())
+        growth = growth * min(1.0, further / max(float(growth.sum()), 1e-9))  # full buffers grow no further
         total = float(candidate.rows.sum() + growth.sum())
         band = self.band_percent(total, effective.workers - len(effective.inactive))
         gain, sigma = candidate.gain(growth, self.config)
@@ -358,6 +362,7 @@ class Candidate:
         self.at_s = at_s
         self.ticks = 1
         self.rows = np.zeros(groups)
+        self.grown = np.zeros(groups)
 
     def placement(self) -> list[int]:
         """The one that the plan would change."""
@@ -367,9 +372,10 @@ class Candidate:
         """Is it still about the placement and the limits of now?"""
         return before(made) == self.placement() and limits == self.limits
 
-    def add(self, rows: NDArray[np.float64]) -> None:
+    def add(self, rows: NDArray[np.float64], grown: NDArray[np.float64]) -> None:
         self.ticks += 1
         self.rows = self.rows + rows
+        self.grown = self.grown + grown
 
     def gain(self, growth: NDArray[np.float64], config: BalancerConfig) -> tuple[float, float]:
         """The plan's gain on the fresh rows, and its standard deviation (counts of independent batches)."""

@@ -96,21 +96,26 @@ def reaction(history: Any, since_ns: int) -> dict[str, Any]:
 
 
 def cost_split(moves: Any) -> dict[str, float]:
-    """Milliseconds, the median over groups, by what a move spends them on (the paper's figure 10f).
+    """Milliseconds, the median over batches of groups that moved together (the paper's figure 10f).
 
-    state_update: both owners work, each on its own partials, until the old one has published its panes;
-    table_update: the NIC's table; transfer: sockets and panes change hands; synchronisation: grace and clearing.
-    The first three overlap, so the parts need not add up to the whole.
+    state_update: both owners work, each on its own partials, until the old one has published the last panes;
+    table_update: the NIC's table; transfer: sockets and panes change hands, of a group; synchronisation: grace before,
+    and clearing the flags after the last group was absorbed. They overlap, so they need not add up to the whole.
     """
-    parts: dict[str, list[float]] = {name: [] for name in STEP_KEYS}
+    batches: dict[int, list[Any]] = {}
     for move in moves:
-        steps, facts = move.steps, move.facts
-        sockets = facts["adopted_ns"] - facts["swept_ns"]
-        panes = facts["absorbed_ns"] - facts["drained_ns"]
-        parts["state_update"].append(facts["drained_ns"] - steps["grace"])
+        batches.setdefault(move.steps["flag"], []).append(move)
+    parts: dict[str, list[float]] = {name: [] for name in STEP_KEYS}
+    for batch in batches.values():
+        steps = batch[0].steps
+        facts = [move.facts for move in batch]
+        settled = max(steps["table"], *(fact["absorbed_ns"] for fact in facts))
+        cleared = max(move.steps["clear"] for move in batch)
+        hands = [f["adopted_ns"] - f["swept_ns"] + f["absorbed_ns"] - f["drained_ns"] for f in facts]
+        parts["state_update"].append(max(fact["drained_ns"] for fact in facts) - steps["grace"])
         parts["table_update"].append(steps["table"] - steps["sweep"])
-        parts["transfer"].append(sockets + panes)
-        parts["synchronisation"].append(steps["grace"] - steps["flag"] + steps["clear"] - steps["adopt"])
+        parts["transfer"].append(float(np.median(hands)))
+        parts["synchronisation"].append(steps["grace"] - steps["flag"] + cleared - settled)
     return {name: round(float(np.median(values)) / 1e6, 4) for name, values in parts.items()}
 
 

@@ -11,13 +11,17 @@ on. "migration" is the time from detection (the trigger has fired) to the last a
      they are asked for, each under its own lock, and the rest is handed over bin by bin (after Meces)
   c  back-pressure, then stop, snapshot to a file, restore, go on
 
-They run in turn within a round; ratios (a/b) are medians over rounds. Every run's counts must be those of the rows
-sent, or the benchmark ends. The rate is half of what two workers manage with even load, as in the paper; 80% of that
-is 0.8 of one worker, which fills no buffer, so back-pressure never comes. Where b does not migrate there is nothing to
-compare, and the same is run at three quarters (1.2 of one worker), and where need be at 0.9; "judged_share" says
-which the ratios are from.
+They run in turn within a round (c in two rounds of a case); ratios (a/b) are medians over rounds, with quartiles. Every
+run's counts must be those of the rows sent, or the benchmark ends. The rate is half of what two workers manage with
+even load, as in the paper. There 80% of the rows went to one of many workers; of two, they are 0.8 of what one can do,
+which fills no buffer, so back-pressure hardly ever comes and b does not migrate. So there are two cases:
 
-The same again at 10^3 to 10^6 keys: ratios, and the slope of log(migration time) over log(moved keys).
+  half     at half of the highest rate: "peak_ratio" is from here. Where b did not migrate, its peak is that of a worker
+           that is busy for 0.8 of the time with nobody helping, and the table says so.
+  pressed  at the lowest of the shares that are tried at which b does migrate: "migration_ratio" is from here, and the
+           peak of this case is "pressed_peak_ratio". "judged_shares" has both shares.
+
+The same again at 10^3 to 10^6 keys, pressed: ratios, and the slope of log(migration time) over log(moved keys).
 """
 
 from __future__ import annotations
@@ -35,8 +39,10 @@ from benchmarks.skew_run import NAMES, WAYS, Run
 
 KEYS = 10_000
 KEY_COUNTS = (1_000, 10_000, 100_000, 1_000_000)
-SHARES = (0.5, 0.75, 0.9)
-AFTER_S, BEFORE_S, MOST_BEFORE_S = 1.8, 1.2, 4.0  # a run after and before the turn
+HALF = 0.5
+PRESSED = (0.65, 0.7, 0.75, 0.85)  # up to 0.625 one worker can do 80% of it
+AFTER_S, BEFORE_S, MOST_BEFORE_S = 1.8, 1.0, 4.0  # a run after and before the turn
+RESTARTS = 2  # rounds of a case in which c runs too
 ROWS_PER_KEY = 1.5  # before the turn: so often a key has come
 BIN_MS = 5.0
 VALUES = (
@@ -85,6 +91,11 @@ def medians(rounds: Sequence[dict[str, dict[str, Any]]], way: str, value: str) -
     return round(median(found), 3) if found else None
 
 
+def spread_of(rounds: Sequence[dict[str, dict[str, Any]]], way: str, value: str) -> str | None:
+    found = [r[way][value] for r in rounds if way in r and r[way].get(value) is not None]
+    return harness.spread(found) if found else None
+
+
 # -- runs
 
 
@@ -127,13 +138,17 @@ def measure(
     for number in range(rounds):
         if found and time.monotonic() > until:
             break
-        found.append(one_round(number, ways, keys, share * highest, duration_s, turn_s))
+        now = ways if number < RESTARTS else ways[:2]
+        found.append(one_round(number, now, keys, share * highest, duration_s, turn_s))
     case: dict[str, Any] = {"keys": keys, "share": share, "rounds": len(found), "ways": {}}
     for way in ways:
         case["ways"][way] = {value: medians(found, way, value) for value in VALUES}
-        case["ways"][way]["migrated"] = sum(r[way]["migrated"] for r in found)
+        case["ways"][way]["runs"] = sum(way in r for r in found)
+        case["ways"][way]["migrated"] = sum(r[way]["migrated"] for r in found if way in r)
+        for value in ("peak_ms", "migration_ms"):
+            case["ways"][way][f"{value}_spread"] = spread_of(found, way, value)
     for name, value in (("peak_ratio", "peak_ms"), ("migration_ratio", "migration_ms")):
-        each = ratios(found, value) if compared(case) else []
+        each = ratios(found, value) if value == "peak_ms" or compared(case) else []
         case[name] = round(median(each), 4) if each else None
         case[f"{name}_spread"] = harness.spread(each) if each else None
     splits = [r["flexstream"]["split"] for r in found if r["flexstream"].get("split")]
@@ -150,13 +165,19 @@ def compared(case: dict[str, Any]) -> bool:
 def show(case: dict[str, Any]) -> None:
     print(f"\n{case['keys']} keys, {case['share']:.0%} of the highest rate, {case['rounds']} rounds")
     harness.print_table(
-        ["way", "peak ms", "migration ms", "after turn ms", "migrated", "groups", "keys", "sender blocked ms"],
+        ["way", "peak ms", "quartiles", "migration ms", "quartiles", "after turn ms", "migrated", "groups", "batches",
+         "keys", "sender blocked ms"],
         [
-            [NAMES[way], f["peak_ms"], f["migration_ms"], f["detected_after_ms"], f["migrated"], f["groups"],
+            [NAMES[way], f["peak_ms"], f["peak_ms_spread"], f["migration_ms"], f["migration_ms_spread"],
+             f["detected_after_ms"], f"{f['migrated']} of {f['runs']}", f["groups"], f["batches"],
              f["moved_keys"] if f["moved_keys"] is not None else f["snapshot_keys"], f["blocked_ms"]]
             for way, f in case["ways"].items()
         ],
     )  # fmt: skip
+    theirs = case["ways"]["fetching"]
+    if theirs["migrated"] < theirs["runs"]:
+        not_once = f"{theirs['runs'] - theirs['migrated']} of {theirs['runs']}"
+        print(f"fetch on demand did not migrate in {not_once} runs: nothing pressed back, so nobody balanced")
     for name, target in TARGETS.items():
         value = case[name]
         words = (
@@ -172,41 +193,49 @@ def draw(case: dict[str, Any]) -> None:
     print(f"plot: {PLOT.relative_to(PROJECT)}")
 
 
+def lowest_pressed(highest: float, quick: bool, until: float) -> float:
+    """The lowest share at which b migrates, by one run each; the last if none does."""
+    for share in PRESSED[:-1]:
+        duration_s, turn_s = lengths(KEYS, share * highest, quick)
+        if Run("fetching", KEYS, share * highest, duration_s, turn_s).run()["migrated"]:
+            return share
+        if time.monotonic() > until:
+            break
+    return PRESSED[-1]
+
+
 def main() -> None:
     options = harness.arguments(__doc__ or "", pairs=5)
     end = harness.start("skew")
-    highest, row_ns = highest_rate(KEYS, 1 if options.quick else 3, 0.8 if options.quick else 1.5)
+    quick = options.quick
+    highest, row_ns = highest_rate(KEYS, 1 if quick else 3, 0.8 if quick else 1.5)
     print(f"highest rate {highest / 1e6:.2f} M rows/s, {row_ns:.0f} ns of CPU a row")
-    rounds = 1 if options.quick else options.pairs
-    cases: list[dict[str, Any]] = []
-    for share in SHARES:
-        cases.append(measure(WAYS, KEYS, share, highest, 1, options.quick, end))  # does b see back-pressure at all?
-        if rounds > 1 and (share == SHARES[-1] or compared(cases[-1])):
-            cases[-1] = measure(WAYS, KEYS, share, highest, rounds, options.quick, end - 150)
-        show(cases[-1])
-        if compared(cases[-1]):
-            break
-    judged = cases[-1]
-    draw(judged)
-    if judged["split_ms"]:
-        total = sum(judged["split_ms"].values()) or 1.0
+    rounds = 1 if quick else options.pairs
+    half = measure(WAYS, KEYS, HALF, highest, rounds, quick, end - 180)
+    show(half)
+    share = PRESSED[-1] if quick else lowest_pressed(highest, quick, end - 170)
+    pressed = measure(WAYS, KEYS, share, highest, rounds, quick, end - 95)
+    show(pressed)
+    draw(pressed)
+    if pressed["split_ms"]:
+        total = sum(pressed["split_ms"].values()) or 1.0
         harness.print_table(
-            ["cost of a move", "ms", "%"], [[name, ms, 100 * ms / total] for name, ms in judged["split_ms"].items()]
+            ["cost of a move", "ms", "%"], [[name, ms, 100 * ms / total] for name, ms in pressed["split_ms"].items()]
         )
-    series = []
-    for keys in KEY_COUNTS[:1] if options.quick else KEY_COUNTS:
-        if keys == KEYS:
-            series.append(judged)
+    series = [pressed]
+    for keys in () if quick else [keys for keys in KEY_COUNTS if keys != KEYS]:
+        if time.monotonic() > end - 20:
+            print(f"no time left for {keys} keys")
             continue
-        at_keys, _ = highest_rate(keys, 1, 0.8 if options.quick else 1.5)
-        series.append(measure(WAYS[:2], keys, judged["share"], at_keys, min(2, rounds), options.quick, end - 30))
+        at_keys, _ = highest_rate(keys, 1, 1.5)
+        series.append(measure(WAYS[:2], keys, share, at_keys, min(2, rounds), quick, end - 20))
         show(series[-1])
-    result = finished(cases, judged, sorted(series, key=lambda case: case["keys"]), highest, row_ns)
+    result = finished(half, pressed, sorted(series, key=lambda case: case["keys"]), highest, row_ns)
     harness.finish(result, as_json=options.json)
 
 
 def finished(
-    cases: list[dict[str, Any]], judged: dict[str, Any], series: list[dict[str, Any]], highest: float, row_ns: float
+    half: dict[str, Any], pressed: dict[str, Any], series: list[dict[str, Any]], highest: float, row_ns: float
 ) -> dict[str, Any]:
     ours = [(case["ways"]["flexstream"]["moved_keys"], case["ways"]["flexstream"]["migration_ms"]) for case in series]
     ours = [(keys, ms) for keys, ms in ours if keys and ms]
@@ -224,23 +253,30 @@ def finished(
         print(
             f"slope of migration time over moved keys {found:.2f}, target {SLOPE_TARGET}: {word(found, SLOPE_TARGET)}"
         )
-    for name, target in TARGETS.items():
-        if judged[name] is not None:
-            print(f"{name} {judged[name]:.3f}, target {target}: {word(judged[name], target)}")
-    for case in (*cases, *series):
+    judged = {"peak_ratio": half["peak_ratio"], "migration_ratio": pressed["migration_ratio"]}
+    for (name, value), case in zip(judged.items(), (half, pressed), strict=True):
+        at = f"at {case['share']:.0%} of the highest rate"
+        if value is None:
+            print(f"{name}: nothing to compare {at}")
+        else:
+            print(f"{name} {value:.3f} {at}, target {TARGETS[name]}: {word(value, TARGETS[name])}")
+    if pressed["peak_ratio"] is not None:
+        where = "where both migrate" if compared(pressed) else "though not both migrated in most rounds"
+        print(f"pressed_peak_ratio {pressed['peak_ratio']:.3f} at {pressed['share']:.0%} of the highest rate, {where}")
+    for case in (half, *series):
         case.pop("last", None)
     return {
         "benchmark": "skew",
-        "peak_ratio": judged["peak_ratio"],
-        "migration_ratio": judged["migration_ratio"],
-        "judged_share": judged["share"],
+        **judged,
+        "pressed_peak_ratio": pressed["peak_ratio"],
+        "judged_shares": {"peak_ratio": half["share"], "migration_ratio": pressed["share"]},
         "slope": found,
-        "split_ms": judged["split_ms"],
+        "split_ms": pressed["split_ms"],
         "highest_records_per_s": round(highest),
         "row_ns": round(row_ns, 1),
-        "sender_cores": judged["ways"]["flexstream"]["sender_cores"],
+        "sender_cores": half["ways"]["flexstream"]["sender_cores"],
         "plot": str(PLOT.relative_to(PROJECT)),
-        "cases": cases,
+        "cases": [half, pressed],
         "by_keys": series,
     }
 

@@ -4,7 +4,11 @@
 
 Two workers, costly rows, four producers that send as fast as they are let. Keys are Zipf with z from 0.2 to 2.0 over
 10,000 campaigns; the throughput is measured from the end of a warm-up on, in which the balancer has had its time:
-balanced (groups moved, and split when they are hotter than a core), not balanced, and with uniform keys, in turn.
+balanced (groups moved, and split when they are hotter than a core) and with uniform keys, in pairs whose order
+changes; every round goes through all z, and ratios are medians over rounds. Not balanced runs in the first round only.
+Beside the throughput, which other programs on the machine disturb, there are the CPU nanoseconds that workers take for
+a row, the part of a core that the balancer's thread takes, and the evenness: rows of the mean worker / rows of the
+busiest, which is what the placement alone would let through.
 "worst_loss" is the largest shortfall of balanced against uniform (0.05: five percent) among the z where an even load is
 possible: no group has more than a worker's share, or it can be split because the hottest connection has no more than
 that. Where it is not possible, the table says so and by how much (`bound`: the most that any placement or split could
@@ -17,6 +21,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -34,7 +39,9 @@ from flexstream.testing import ysb
 KEYS, GROUPS, PRODUCERS, WORKERS = 10_000, 128, 4, 2
 ROWS = 300_000  # in a producer's file
 SEND_BUFFER = 16 << 10  # what is in buffers when the time is up must be worked off
-EXPONENTS = tuple(round(0.2 * step, 1) for step in range(1, 11))
+EXPONENTS = (0.2, 0.6, 1.0, 1.4, 1.6, 1.8, 2.0)  # fewer of them rather than fewer rounds
+ROUNDS = 5
+WARM_S, UNIFORM_WARM_S, MEASURE_S = 2.5, 0.8, 1.5  # a split is made when a group has been hot for a while
 UNIFORM = 0.0
 TARGET = 0.05
 FINISH_S = 60.0
@@ -44,8 +51,9 @@ TIME_DELTA_MS = 100
 # -- pure
 
 HEADINGS = [
-    "z", "balanced / uniform", "not balanced", "hottest group", "possible", "needs split", "bound", "moves",
-    "split groups",
+    "z", "balanced / uniform", "quartiles", "not balanced", "hottest group", "possible", "needs split", "bound",
+    "moves", "split groups", "row ns", "uniform row ns", "balancer cores",
+    "evenness",
 ]  # fmt: skip
 
 
@@ -129,9 +137,10 @@ def execute(z: float, balanced: bool, warm_s: float, measure_s: float) -> dict[s
             watch.start()
         wait_for_rows(engine)
         time.sleep(warm_s)
-        begin, rows = time.monotonic(), received(engine)
+        begin, rows, own_s, of_workers = time.monotonic(), received(engine), balancer_seconds(engine), by_worker(engine)
         time.sleep(measure_s)
-        rate = (received(engine) - rows) / (time.monotonic() - begin)
+        seconds, rows = time.monotonic() - begin, received(engine) - rows
+        own_s, of_workers = balancer_seconds(engine) - own_s, by_worker(engine) - of_workers
         splits = split_groups(engine)
         sent = sum(sender_result(sender, duration_s)["rows"] for sender in senders)
         if watch is not None:
@@ -140,7 +149,27 @@ def execute(z: float, balanced: bool, warm_s: float, measure_s: float) -> dict[s
         ledger = engine.status()["streams"]["ads"]["ledger"]
         if ledger["received"] != sent or ledger["applied"] != sent:
             raise SystemExit(f"z={z}: {sent} rows were sent, the ledger says {ledger}")
-        return {"z": z, "balanced": balanced, "rows_per_s": rate, "moves": engine.mover.moved, "splits": splits}
+        return {
+            "z": z, "balanced": balanced, "rows_per_s": rows / seconds, "moves": engine.mover.moved, "splits": splits,
+            "row_ns": 1e9 * worker_seconds(engine) / max(1, sent), "balancer_cores": own_s / seconds,
+            "evenness": float(of_workers.mean() / max(1, of_workers.max())),
+        }  # fmt: skip
+
+
+def by_worker(engine: fs.Engine) -> np.ndarray:
+    """Rows that each worker has worked off."""
+    return np.array([worker["rows"] for worker in engine.status()["workers"]], np.float64)
+
+
+def worker_seconds(engine: fs.Engine) -> float:
+    """CPU time of the workers since they began."""
+    return float(sum(worker["cpu_seconds"] for worker in engine.status()["workers"]))
+
+
+def balancer_seconds(engine: fs.Engine) -> float:
+    """CPU time of the balancer's thread."""
+    ident = engine.rebalancer.ident
+    return time.clock_gettime(time.pthread_getcpuclockid(ident)) if ident is not None else 0.0
 
 
 def end_process(process: subprocess.Popen[str]) -> None:
@@ -181,66 +210,93 @@ def run(z: float, balanced: bool, warm_s: float, measure_s: float) -> dict[str, 
     return found
 
 
-def measure(z: float, rounds: int, lengths: tuple[float, float], until: float) -> dict[str, Any]:
-    rank_of_key = np.random.default_rng(1).permutation(KEYS)
-    shares = group_shares(key_groups(), weights(KEYS, z)[rank_of_key], GROUPS)
-    ratios: list[tuple[float, float]] = []
-    found: list[dict[str, Any]] = []
-    uniform_rates = []
+class Case:
+    """What was found for one z."""
+
+    def __init__(self, z: float) -> None:
+        self.z = z
+        rank_of_key = np.random.default_rng(1).permutation(KEYS)
+        self.shares = group_shares(key_groups(), weights(KEYS, z)[rank_of_key], GROUPS)
+        self.pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.unbalanced: float | None = None
+
+    def measure(self, number: int, warm_s: float, uniform_warm_s: float, measure_s: float) -> None:
+        orders = [(self.z, True, warm_s), (UNIFORM, False, uniform_warm_s)]
+        found = {z: run(z, balanced, warm, measure_s) for z, balanced, warm in orders[:: 1 if number % 2 == 0 else -1]}
+        self.pairs.append((found[self.z], found[UNIFORM]))
+        if number == 0:
+            self.unbalanced = run(self.z, False, uniform_warm_s, measure_s)["rows_per_s"] / found[UNIFORM]["rows_per_s"]
+
+    def of(self, value: str, which: int = 0) -> float:
+        return median([pair[which][value] for pair in self.pairs])
+
+    def summary(self) -> dict[str, Any]:
+        ratios = [ours["rows_per_s"] / uniform["rows_per_s"] for ours, uniform in self.pairs]
+        last = self.pairs[-1][0]
+        can_split = last["splits"] is not None
+        by_placement = bound(self.shares, WORKERS)
+        by_split = bound(self.shares / PRODUCERS, WORKERS) if can_split else by_placement  # each has a connection
+        return {
+            "z": self.z,
+            "balanced_ratio": round(median(ratios), 4),
+            "balanced_spread": harness.spread(ratios),
+            "unbalanced_ratio": round(self.unbalanced, 4) if self.unbalanced is not None else None,
+            "uniform_records_per_s": round(self.of("rows_per_s", 1)),
+            "hottest_group": round(float(self.shares.max()), 4),
+            "bound": round(by_split, 4),
+            "possible": by_split >= 1.0,
+            "can_split": can_split,
+            "needs_split": by_placement < 1.0,
+            "moves": last["moves"],
+            "split_groups": last["splits"],
+            "splits_in_rounds": sum(bool(ours["splits"]) for ours, _ in self.pairs),
+            "row_ns": round(self.of("row_ns"), 1),
+            "uniform_row_ns": round(self.of("row_ns", 1), 1),
+            "balancer_cores": round(self.of("balancer_cores"), 4),
+            "evenness": round(self.of("evenness"), 4),
+            "rounds": len(ratios),
+        }
+
+
+def measure_all(exponents: Sequence[float], rounds: int, lengths: tuple[float, float, float], end: float) -> list[Case]:
+    """All z in every round. A round begins only if it would end in time, by what the first took."""
+    cases = [Case(z) for z in exponents]
+    longest = 0.0
     for number in range(rounds):
-        if ratios and time.monotonic() > until:
-            break
-        orders = [(z, True), (UNIFORM, False), (z, False)]
-        results = {order: run(*order, *lengths) for order in (orders if number % 2 == 0 else orders[::-1])}
-        uniform = results[UNIFORM, False]["rows_per_s"]
-        ratios.append((results[z, True]["rows_per_s"] / uniform, results[z, False]["rows_per_s"] / uniform))
-        uniform_rates.append(uniform)
-        found.append(results[z, True])
-    can_split = found[-1]["splits"] is not None
-    by_placement = bound(shares, WORKERS)
-    by_split = bound(shares / PRODUCERS, WORKERS) if can_split else by_placement  # a connection for each producer
-    return {
-        "z": z,
-        "balanced_ratio": round(median([ours for ours, _ in ratios]), 4),
-        "unbalanced_ratio": round(median([theirs for _, theirs in ratios]), 4),
-        "uniform_records_per_s": round(median(uniform_rates)),
-        "hottest_group": round(float(shares.max()), 4),
-        "bound": round(by_split, 4),
-        "possible": by_split >= 1.0,
-        "can_split": can_split,
-        "needs_split": by_placement < 1.0,
-        "moves": found[-1]["moves"],
-        "split_groups": found[-1]["splits"],
-        "rounds": len(ratios),
-    }
+        for case in cases:
+            begin = time.monotonic()
+            if case.pairs and begin + longest > end:
+                return cases
+            case.measure(number, *lengths)
+            if number > 0 or longest == 0.0:
+                longest = max(longest, time.monotonic() - begin)
+    return cases
 
 
 def main() -> None:
     if len(sys.argv) == 3 and sys.argv[1] == "--execute":
         print(json.dumps(execute(*json.loads(sys.argv[2]))), flush=True)
         return
-    options = harness.arguments(__doc__ or "", pairs=1)
+    options = harness.arguments(__doc__ or "", pairs=ROUNDS)
     end = harness.start("zipf")
-    lengths = (2.5, 0.5) if options.quick else (2.5, 1.2)  # a split is made when a group has been hot for a while
     exponents = (0.2, 1.0, 2.0) if options.quick else EXPONENTS
     for z in (*exponents, UNIFORM):
         for producer in range(PRODUCERS):
             zipf_frames(z, producer)
-    cases: list[dict[str, Any]] = []
-    for z in exponents:
-        if cases and time.monotonic() > end:
-            print(f"no time left for z={z} and above")
-            break
-        cases.append(measure(z, 1 if options.quick else options.pairs, lengths, end))
+    lengths = (WARM_S, 0.5, 0.5) if options.quick else (WARM_S, UNIFORM_WARM_S, MEASURE_S)
+    measured = measure_all(exponents, 1 if options.quick else options.pairs, lengths, end)
+    cases = [case.summary() for case in measured]
     harness.print_table(
         HEADINGS,
         [
-            [c["z"], c["balanced_ratio"], c["unbalanced_ratio"], c["hottest_group"],
+            [c["z"], c["balanced_ratio"], c["balanced_spread"], c["unbalanced_ratio"], c["hottest_group"],
              "yes" if c["possible"] else "no", "yes" if c["needs_split"] else "no", c["bound"], c["moves"],
-             ", ".join(map(str, c["split_groups"] or [])) or "-"]
+             ", ".join(map(str, c["split_groups"] or [])) or "-", c["row_ns"], c["uniform_row_ns"],
+             c["balancer_cores"], c["evenness"]]
             for c in cases
         ],
-    )
+    )  # fmt: skip
+    print(f"{min(c['rounds'] for c in cases)} to {max(c['rounds'] for c in cases)} rounds")
     for case in cases:
         if not case["possible"]:
             why = "a connection alone is too hot" if case["can_split"] else "and there is no split"

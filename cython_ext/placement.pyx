@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
-from flexstream.cython_ext.includes.linux cimport close, poll
+from flexstream.cython_ext.includes.linux cimport close
 from flexstream.cython_ext.includes.native cimport (
     fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
 )
@@ -118,11 +118,12 @@ cdef class Placement:
     def grace(self, uint64_t version, double timeout):
         """Wait until every worker has passed a quiescent point, or sleeps, since the version was published."""
         cdef uint64_t until = fs_now_ns() + <uint64_t> (timeout * 1e9)
+        cdef uint64_t nap_ns = 0
         cdef bint passed
         with nogil:
             passed = self.has_passed(version)
             while not passed and fs_now_ns() < until:
-                wait_a_little()
+                nap(&nap_ns)
                 passed = self.has_passed(version)
         if passed and version == (<Flags *> <void *> self.shared.flags).version:
             self.free_retired()
@@ -269,17 +270,33 @@ cdef class LoanHandle:
 
 cdef bint wait_for(uint64_t *word, double timeout):
     cdef uint64_t until = fs_now_ns() + <uint64_t> (timeout * 1e9)
-    cdef int pause_ms = 0
+    cdef uint64_t nap_ns = 0
     with nogil:
         while not fs_load_acquire(word) and fs_now_ns() < until:
-            poll(NULL, 0, pause_ms)
-            pause_ms = 1 if fs_now_ns() + 1000000 < until else 0
+            nap(&nap_ns)
     return fs_load_acquire(word) != 0
 
 
-cdef void wait_a_little() noexcept nogil:
-    sched_yield()
+cdef void nap(uint64_t *nap_ns) noexcept nogil:
+    """A short sleep, each longer than the one before.
+
+    Not a yield: what is waited for is a worker that has the core of whoever waits, and since Linux 6.18 a thread that
+    yields gives its claim to the core away for a whole slice, and with every turn of the loop another.
+    """
+    cdef timespec pause
+    nap_ns[0] = min(2 * nap_ns[0], <uint64_t> LONGEST_NAP_NS) if nap_ns[0] else <uint64_t> FIRST_NAP_NS
+    pause.tv_sec = 0
+    pause.tv_nsec = nap_ns[0]
+    nanosleep(&pause, NULL)
 
 
-cdef extern from "<sched.h>" nogil:
-    int sched_yield() noexcept
+cdef enum:
+    FIRST_NAP_NS = 10000          # the kernel adds 50 us of slack
+    LONGEST_NAP_NS = 320000
+
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int nanosleep(const timespec *wanted, timespec *left) noexcept

@@ -225,6 +225,8 @@ cdef Step serve(WorkerState *worker, Connection *connection, uint64_t now) noexc
             return STEP_WAIT
         if full == 0 or worker.last_closed == connection:      # closed: it may be freed already
             return STEP_DONE
+        if orders_wait(worker):
+            return STEP_DONE                                   # the rest is reported again
     return STEP_DONE
 
 

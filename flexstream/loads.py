@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 STEADY_HALF_LIFE_S = 1.0
+BUSY_HALF_LIFE_S = 0.25
 HOT_SHARE = 0.2  # of a worker's rows: a group below it is not worth a word
 HOT_TIMES = 3.0  # and so many times what it would have if the worker's groups were equal
 HOT_KEY_SHARE = 0.1  # of the group's rows
@@ -46,7 +47,7 @@ class Loads:
         self._last_s: float | None = None
         self._came = np.zeros((len(workers), groups))
         self._busy_ns = np.zeros(len(workers))
-        self.busy = np.zeros(len(workers))  # share of each worker's time that is not idle, in the last seconds
+        self.busy = np.zeros(len(workers))  # share of each worker's time that is not idle, lately
         self.by_worker = np.zeros((len(workers), groups))  # as `steady`, of connections, for the worker that has them
         self.fresh = np.zeros(groups)  # rows that came since the look before, worked off or not
         self.fresh_batches = 0.0
@@ -101,6 +102,7 @@ class Loads:
         busy_ns = np.array([worker.busy_ns for worker in self._workers], np.float64)
         if self._last_s is not None and now_s > self._last_s:
             share = np.clip((busy_ns - self._busy_ns) / (1e9 * (now_s - self._last_s)), 0.0, 1.0)
+            fade = 0.5 ** ((now_s - self._last_s) / BUSY_HALF_LIFE_S)
             self.busy = self.busy * fade + share * (1.0 - fade)
         self._busy_ns, self._came = busy_ns, came
         self._totals, self._batches, self._last_s = totals, batches, now_s

@@ -103,6 +103,9 @@ class SplitKeeper:
         total = float(rows.sum())
         active = limits.workers - len(limits.inactive)
         percent = rows * (SHARE * active / total) if total >= 1.0 else np.zeros(len(rows))
+        if not self.rule.concerned(percent, limits):
+            self.too_hot = {}
+            return changed
         placement = self._placement()
         made = plan(percent, np.zeros(len(percent)), placement, limits)
         due = self.rule.consider(now_s, percent, made, placement, limits, self._traffic)

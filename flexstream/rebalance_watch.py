@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flexstream.nic.balancer import Balancer, BalancerConfig
-from flexstream.nic.placement_plan import SHARE, Limits, worker_percent
+from flexstream.nic.growth import Growth
+from flexstream.nic.placement_plan import SHARE, Limits, group_percent, weigh, worker_percent
 
 Floats = NDArray[np.float64]
 
 ANSWER_S = 0.005  # a worker answers within microseconds, unless the machine has something else to do
 HUNG_S = 0.5
 BACKLOG_S = 0.03  # what waits for less than this will be worked off: no sign of a worker that cannot keep up
+LATELY_S = 0.3  # half-life of the rows by which groups are called hot
 
 
 class LoadSource(Protocol):
@@ -52,14 +54,15 @@ class Watch:
         self._stopping = stopping
         self._asked_s: float | None = None
         self._looked_s: float | None = None
-        self._recent = np.zeros(groups)  # rows and growth of the last moments: has the load turned?
-        self._recent_growth = np.zeros(groups)
+        self._recent = np.zeros(groups)  # rows of the last moments: has the load turned?
+        self._growth = Growth(groups, LATELY_S)
+        self._lately = np.zeros(groups)
         self._since_tick = np.zeros(groups)
         self._batches = 0.0
         self._frame_rows = 1.0
         self._lanes = groups
         self._level = 0.0  # the imbalance that the last tick knew of
-        self.waiting = np.zeros(groups)  # backlog, or nothing while that is only what comes in a few milliseconds
+        self.waiting = np.zeros(groups)  # backlog above what comes in a few milliseconds
 
     def refresh(self, half_life_s: float) -> float | None:
         """Look at a new sample of every worker; returns when. None: some of them has not run since it was asked."""
@@ -69,7 +72,7 @@ class Watch:
             self._asked_s = now_s
         until_s = now_s + ANSWER_S
         while not self._loads.sampled() and self._clock() < until_s and not self._stopping.is_set():
-            time.sleep(0.0005)
+            time.sleep(0.001)
         now_s = self._clock()
         if not self._loads.sampled() and now_s < self._asked_s + HUNG_S:
             return None
@@ -78,15 +81,19 @@ class Watch:
         elapsed_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         fade = 0.5 ** (elapsed_s / half_life_s)
         self._recent = self._recent * fade + self._loads.fresh
-        per_s = float(self._recent.sum()) * math.log(2.0) / half_life_s
+        self._lately = self._lately * 0.5 ** (elapsed_s / LATELY_S) + self._loads.fresh
         waits = self._loads.waiting
-        waiting = waits if waits.sum() > per_s * BACKLOG_S else np.zeros_like(waits)
-        self._recent_growth = self._recent_growth * fade + np.maximum(waiting - self.waiting, 0.0)
-        self.waiting = waiting
+        excess = max(0.0, 1.0 - self._rows_per_s(half_life_s) * BACKLOG_S / max(float(waits.sum()), 1e-9))
+        self._growth.add(elapsed_s, self._loads.fresh, waits * excess - self.waiting)
+        self.waiting = waits * excess
         self._since_tick = self._since_tick + self._loads.fresh
         self._batches += self._loads.fresh_batches
         self._looked_s = now_s
         return now_s
+
+    def _rows_per_s(self, half_life_s: float) -> float:
+        """By the last moments, or the time before: whichever had more."""
+        return math.log(2.0) * max(float(self._recent.sum()) / half_life_s, float(self._lately.sum()) / LATELY_S)
 
     @property
     def quiet(self) -> bool:
@@ -95,10 +102,11 @@ class Watch:
     def turned(self, balancer: Balancer, placement: Sequence[int], limits: Limits) -> bool:
         """Whether the last moments are out of balance by more than the last tick knew: then tick now, on them."""
         active = limits.workers - len(limits.inactive)
-        total = float(self._recent.sum() + self._recent_growth.sum())
+        growth = self._growth.beside(self._recent, placement, limits.workers)
+        total = float(self._recent.sum() + growth.sum())
         if active < 2 or total < 1.0:
             return False
-        out = imbalance(self._recent, self._recent_growth, placement, limits, balancer.config)
+        out = imbalance(self._recent, growth, placement, limits, balancer.config)
         if out > self._level + balancer.config.dead_band_percent:  # most looks end here: the rest costs more
             balancer.rows_come_in(self._roughness(total))
             if out > self._level + balancer.band_percent(total, active):
@@ -123,7 +131,7 @@ class Watch:
 
     def moved(self) -> None:
         """What waited, waits elsewhere now."""
-        self._recent_growth = np.zeros_like(self._recent_growth)
+        self._growth.forget()
         self._level = 0.0
 
     def _roughness(self, rows: float) -> float:
@@ -134,6 +142,10 @@ class Watch:
         """
         frame = self._frame_rows
         return min(frame, 1.0 + self._lanes * frame * frame / (6.0 * max(rows, 1.0)))
+
+    def rows_lately(self) -> Floats:
+        """As `steady_rows`, of a shorter time."""
+        return self._lately if self._lately.sum() >= 1.0 else np.zeros(len(self._lately))
 
     def steady_rows(self) -> Floats:
         """Rows per group of the last seconds; all zero when there were none."""
@@ -149,9 +161,8 @@ def imbalance(rows: Floats, growth: Floats, placement: Sequence[int], limits: Li
     if came + grew <= 0.0:
         return 0.0
     percent = rows
-    if grew > config.accumulation_floor * came:  # as placement_plan.group_percent has it
-        weights = config.weights
-        percent = rows * (weights.load / max(came, 1e-9)) + growth * (weights.accumulation / grew)
+    if grew > config.accumulation_floor * came:
+        percent = group_percent(rows, growth, active, weigh(config.weights, came, grew))
     placed = worker_percent(percent, np.array(placement, np.int32), limits)
     placed *= SHARE * active / float(placed.sum())
     return max(abs(float(load) - SHARE * (worker not in limits.inactive)) for worker, load in enumerate(placed))

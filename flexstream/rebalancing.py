@@ -28,9 +28,12 @@ log = logging.getLogger("flexstream.rebalance")
 
 LOOK_S = 0.01
 CALM_LOOK_S = 0.02
+MOST_CALM_LOOK_S = 0.1
+CALM_COST = 0.01  # of a core: with many connections looks cost more, and come less often while all is well
 QUIET_LOOK_S = 0.25  # no rows come
 OFF_LOOK_S = 1.0
 MOVE_TIMEOUT_S = 10.0
+PARTS_KNOWN_S = 0.3  # after a split, until it shows how many of its rows each worker gets
 HISTORY = 256
 
 
@@ -60,6 +63,7 @@ class Rebalancer(threading.Thread):
         auto: bool,
         config: BalancerConfig = BalancerConfig(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
         lanes: LaneSource = NoLanes(),  # noqa: B008 - has no state
     ) -> None:
         super().__init__(name="fs-rebalancer", daemon=True)
@@ -68,6 +72,8 @@ class Rebalancer(threading.Thread):
         self._placement = placement
         self._latency = latency
         self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._look_cost_s = 0.0
         self._acting = threading.Lock()
         self._stopping = threading.Event()
         self._changed = threading.Event()
@@ -106,6 +112,7 @@ class Rebalancer(threading.Thread):
     def look(self) -> float:
         """Read the loads, tick when it is time. Returns the seconds until the next look."""
         with self._acting:
+            begin_s = self._cpu_clock()
             now_s = self._refresh()
             if not self.auto or self._loads.workers == 1:
                 return OFF_LOOK_S
@@ -113,13 +120,18 @@ class Rebalancer(threading.Thread):
                 return LOOK_S
             turned = self._watch.turned(self.balancer, self._placement(), self.limits())
             if turned:
-                self.balancer.alarm(now_s, forget=True)
-            if self.balancer.due(now_s):
+                turned = self.balancer.alarm(now_s, forget=True)
+            ticks = self.balancer.due(now_s)
+            if ticks:
                 self._tick(now_s, turned)
             self._look_at_splits(now_s)
+            if not ticks:
+                self._look_cost_s += 0.1 * (self._cpu_clock() - begin_s - self._look_cost_s)
             if self._watch.quiet:
                 return QUIET_LOOK_S
-            return LOOK_S if self.balancer.next_at_s - now_s <= 2 * LOOK_S else CALM_LOOK_S
+            if self.balancer.next_at_s - now_s <= 2 * LOOK_S:
+                return LOOK_S
+            return min(max(CALM_LOOK_S, self._look_cost_s / CALM_COST), MOST_CALM_LOOK_S)
 
     def _refresh(self) -> float | None:
         return self._watch.refresh(self.balancer.config.half_life_s)
@@ -138,8 +150,9 @@ class Rebalancer(threading.Thread):
             self._watch.moved()
 
     def _look_at_splits(self, now_s: float) -> None:
-        if self.splitter.look(now_s, self._watch.steady_rows(), self.limits(), self._history.append):
+        if self.splitter.look(now_s, self._watch.rows_lately(), self.limits(), self._history.append):
             self._watch.moved()
+            self.balancer.settle(self._clock(), PARTS_KNOWN_S)
 
     def _note_decision(self, decision: Decision) -> Entry:
         entry = Entry("tick", decision.text, decision_numbers(decision))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flexstream.errors import ConfigError
+from flexstream.nic.growth import Growth, net_growth
 from flexstream.nic.placement_plan import (
     SHARE,
     Limits,
@@ -30,6 +31,7 @@ from flexstream.nic.placement_plan import (
     check_numbers,
     group_percent,
     plan,
+    weigh,
     worker_percent,
 )
 
@@ -62,6 +64,7 @@ class BalancerConfig:
     cool_down_s: float = 0.05
     group_cool_down_s: float = 1.0
     half_life_s: float = 0.02
+    growth_half_life_s: float = 0.3  # a worker that the machine stops for some milliseconds is not one that is slow
     accumulation_floor: float = 0.02  # backlog growth below this share of the rows is jitter, not a signal
     max_moves: int | None = None
     history: int = 256
@@ -84,10 +87,9 @@ class BalancerConfig:
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", code="bad_config", hint="give 0 or more")
-        if self.half_life_s <= 0 or self.confirm_ticks < 1 or self.history < 1 or self.rows_per_batch <= 0:
-            raise ConfigError(
-                "half_life_s, confirm_ticks, history and rows_per_batch must be above 0", code="bad_config"
-            )
+        for name in ("half_life_s", "growth_half_life_s", "confirm_ticks", "history", "rows_per_batch"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}", code="bad_config", hint="give more than 0")
 
 
 class Verdict(enum.StrEnum):
@@ -158,7 +160,7 @@ class Balancer:
         self.next_at_s = -math.inf
         self._seed = seed
         self._rows = np.zeros(groups)
-        self._growth = np.zeros(groups)
+        self._growth = Growth(groups, config.growth_half_life_s)
         self._waiting: NDArray[np.float64] | None = None
         self._last_s: float | None = None
         self._interval_s = config.min_tick_s
@@ -169,18 +171,29 @@ class Balancer:
     def due(self, now_s: float) -> bool:
         return now_s >= self.next_at_s
 
-    def alarm(self, now_s: float, *, forget: bool = False) -> None:
+    def alarm(self, now_s: float, *, forget: bool = False) -> bool:
         """Something looks wrong (a backlog grows): tick as soon as the shortest tick allows.
 
-        `forget`: the load has turned, and what was counted before says nothing about it any more.
+        `forget`: the load has turned, and what was counted before says nothing about it any more. True: it was
+        forgotten. A load that is seen turning is seen again at the next looks, as the rows from before fade; the plan
+        that the first one led to is kept then, for the rows that came since are what it waits for.
         """
-        if forget:
+        forgets = forget and self._candidate is None
+        if forgets:
             self._rows = np.zeros_like(self._rows)
-            self._growth = np.zeros_like(self._growth)
-            self._candidate = None
         self._interval_s = self.config.min_tick_s
         earliest = now_s if self._last_s is None else max(now_s, self._last_s + self.config.min_tick_s)
         self.next_at_s = min(self.next_at_s, earliest)
+        return forgets
+
+    def settle(self, now_s: float, for_s: float) -> None:
+        """Something else has changed who serves what (a split): counts from before say nothing, nothing moves until it
+        is known who has how much now, and then every group may."""
+        self._rows = np.zeros_like(self._rows)
+        self._growth.forget()
+        self._candidate = None
+        self._quiet_until_s = now_s + for_s
+        self._moved_at_s[:] = -math.inf
 
     def tick(self, now_s: float, rows: Numbers, waiting: Numbers, placement: Sequence[int], limits: Limits) -> Decision:
         """Decide. `rows` per group since the last tick; `waiting` per group now, in rows (sockets and blocks).
@@ -199,17 +212,20 @@ class Balancer:
                 f"the clock went back from {self._last_s} to {now_s}", code="bad_clock", hint="use a monotonic clock"
             )
         check_limits(limits, self.config.weights, placement, len(counted))
-        growth = self._remember(now_s, counted, waits)
+        grown = self._remember(now_s, counted, waits)
         effective = self._effective(now_s, placement, limits)
-        weighed = self._signal(self._rows, self._growth)
-        made = plan(self._rows, weighed, placement, effective, weights=self.config.weights, seed=self._seed)
-        total = float(self._rows.sum() + self._growth.sum())
+        weighed = self._signal(self._rows, placement, limits)
+        made = self._plan(self._rows, weighed, placement, effective)
+        total = float(self._rows.sum() + weighed.sum())
         band = self.band_percent(total, limits.workers - len(limits.inactive))
-        verdict, text, chosen = self._judge(now_s, made, band, limits, (counted, growth))
+        if self._candidate is not None:
+            self._candidate.add(counted, grown)
+        verdict, text, chosen = self._judge(now_s, made, band, effective, limits)
         self._schedule(now_s, verdict)
         if verdict is Verdict.MOVE:
             self._quiet_until_s = now_s + self.config.cool_down_s
             self._candidate = None
+            self._growth.forget()  # what piled up there, comes elsewhere now
             for group, _, _ in chosen.moves:
                 self._moved_at_s[group] = now_s
         rows_seen, gap_s = float(self._rows.sum()), self.next_at_s - now_s
@@ -218,18 +234,25 @@ class Balancer:
         return decision
 
     def _remember(self, now_s: float, rows: NDArray[np.float64], waiting: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Counts fade with the half-life: short ticks share a window, long ones stand alone. Returns the growth."""
+        """Counts fade with the half-life: short ticks share a window, long ones stand alone. Returns by how much what
+        waits has grown."""
         elapsed = 0.0 if self._last_s is None else now_s - self._last_s
-        fade = 0.5 ** (elapsed / self.config.half_life_s)
-        growth = np.zeros_like(waiting) if self._waiting is None else np.maximum(waiting - self._waiting, 0.0)
-        self._rows = self._rows * fade + rows
-        self._growth = self._growth * fade + growth
+        grown = np.zeros_like(waiting) if self._waiting is None else waiting - self._waiting
+        self._rows = self._rows * 0.5 ** (elapsed / self.config.half_life_s) + rows
+        self._growth.add(elapsed, rows, grown)
         self._waiting = waiting.copy()
         self._last_s = now_s
-        return growth
+        return grown
 
-    def _signal(self, rows: NDArray[np.float64], growth: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The growth, or nothing where it is jitter: scaled to the sum of the loads, a few rows would outweigh all."""
+    def _plan(
+        self, rows: NDArray[np.float64], growth: NDArray[np.float64], placement: Sequence[int], limits: Limits
+    ) -> Plan:
+        weights = weigh(self.config.weights, float(rows.sum()), float(growth.sum()))
+        return plan(rows, growth, placement, limits, weights=weights, seed=self._seed)
+
+    def _signal(self, rows: NDArray[np.float64], placement: Sequence[int], limits: Limits) -> NDArray[np.float64]:
+        """The growth beside so many rows, or nothing where it is jitter."""
+        growth = self._growth.beside(rows, placement, limits.workers)
         small = float(growth.sum()) <= self.config.accumulation_floor * float(rows.sum())
         return np.zeros_like(growth) if small else growth
 
@@ -253,7 +276,7 @@ class Balancer:
         return replace(limits, frozen=limits.frozen | resting, max_moves=min(caps, default=None))
 
     def _judge(
-        self, now_s: float, made: Plan, band: float, limits: Limits, fresh: tuple[NDArray[np.float64], ...]
+        self, now_s: float, made: Plan, band: float, effective: Limits, limits: Limits
     ) -> tuple[Verdict, str, Plan]:
         """The verdict, its words, and the plan that it is about: the new one, or the candidate that was confirmed."""
         if not self.enabled:
@@ -261,19 +284,18 @@ class Balancer:
             return Verdict.OFF, f"automatic moves are off; the plan is: {made.text}", made
         if made.reason is Reason.EVACUATION:
             return Verdict.MOVE, made.text, made
+        if self._candidate is not None and self._candidate.fits(made, limits):
+            return self._confirm(now_s, self._candidate, effective)
+        self._candidate = None
         refusal = self._refusal(made, band)
         if refusal is not None:
-            self._candidate = None
             return *refusal, made
         if now_s < self._quiet_until_s:
-            self._candidate = None
-            return Verdict.COOLING_DOWN, f"moved {self.config.cool_down_s} s ago or less; {made.text}", made
+            return Verdict.COOLING_DOWN, f"moved or split a moment ago; {made.text}", made
         if self.config.confirm_ticks == 1:
             return Verdict.MOVE, made.text, made
-        if self._candidate is None or not self._candidate.fits(made, limits):
-            self._candidate = Candidate(made, limits, now_s, len(self._rows))
-            return Verdict.CONFIRMING, f"seen once, waiting for fresh rows to agree; {made.text}", made
-        return self._confirm(now_s, self._candidate, made, band, fresh)
+        self._candidate = Candidate(made, limits, now_s, len(self._rows))
+        return Verdict.CONFIRMING, f"seen once, waiting for fresh rows to agree; {made.text}", made
 
     def _refusal(self, made: Plan, band: float) -> tuple[Verdict, str] | None:
         if made.reason is Reason.NO_LOAD or band >= SHARE:
@@ -286,20 +308,26 @@ class Balancer:
             return Verdict.NOT_WORTH_IT, f"{made.text}: gain {made.gain:.0f} is below {band * band:.0f}"
         return None
 
-    def _confirm(
-        self, now_s: float, candidate: Candidate, newest: Plan, band: float, fresh: tuple[NDArray[np.float64], ...]
-    ) -> tuple[Verdict, str, Plan]:
-        candidate.add(*fresh)
-        growth = self._signal(candidate.rows, candidate.growth)
+    def _confirm(self, now_s: float, candidate: Candidate, effective: Limits) -> tuple[Verdict, str, Plan]:
+        """By all rows since the plan was made, however few come: those of one tick alone prove nothing."""
+        placement = candidate.placement()
+        growth = self._signal(candidate.rows, placement, effective)
+        further = float(net_growth(candidate.grown, placement, effective.workers).sum())
+        growth = growth * min(1.0, further / max(float(growth.sum()), 1e-9))  # full buffers grow no further
+        total = float(candidate.rows.sum() + growth.sum())
+        band = self.band_percent(total, effective.workers - len(effective.inactive))
         gain, sigma = candidate.gain(growth, self.config)
         wanted = band * band + self.config.gain_sigmas * sigma
         numbers = f"on fresh rows the gain is {gain:.0f}, wanted {wanted:.0f}"
         if candidate.ticks >= self.config.confirm_ticks and gain >= wanted:
-            # While a load turns, a plan is made from rows of before and after: the one of now knows more.
-            better = newest.moves and candidate.gain(growth, self.config, newest)[0] > gain
-            chosen = newest if better else candidate.plan
+            # While a load turns, a plan is made from rows of before and after, and moves too little: what is left would
+            # need a second one. That something must move is proven; what, the fresh rows know best.
+            newest = self._plan(candidate.rows, growth, placement, effective)
+            chosen = newest if newest.moves else candidate.plan
             return Verdict.MOVE, f"{chosen.text}; {numbers}", chosen
-        hopeless = gain + self.config.noise_sigmas * sigma < band * band
+        # Of a few rows none may be of the groups in question; that says nothing before the others would show it.
+        telling = band < candidate.plan.imbalance_before
+        hopeless = telling and gain + self.config.noise_sigmas * sigma < self.config.dead_band_percent**2
         if hopeless or now_s - candidate.at_s >= self.config.max_tick_s:
             self._candidate = None
             return Verdict.NOT_WORTH_IT, f"{candidate.plan.text}, but {numbers}", candidate.plan
@@ -334,41 +362,42 @@ class Candidate:
         self.at_s = at_s
         self.ticks = 1
         self.rows = np.zeros(groups)
-        self.growth = np.zeros(groups)
+        self.grown = np.zeros(groups)
+
+    def placement(self) -> list[int]:
+        """The one that the plan would change."""
+        return before(self.plan)
 
     def fits(self, made: Plan, limits: Limits) -> bool:
         """Is it still about the placement and the limits of now?"""
-        before = list(made.placement)
-        for group, source, _ in made.moves:
-            before[group] = source
-        mine = list(self.plan.placement)
-        for group, source, _ in self.plan.moves:
-            mine[group] = source
-        return before == mine and limits == self.limits
+        return before(made) == self.placement() and limits == self.limits
 
-    def add(self, rows: NDArray[np.float64], growth: NDArray[np.float64]) -> None:
+    def add(self, rows: NDArray[np.float64], grown: NDArray[np.float64]) -> None:
         self.ticks += 1
         self.rows = self.rows + rows
-        self.growth = self.growth + growth
+        self.grown = self.grown + grown
 
-    def gain(
-        self, growth: NDArray[np.float64], config: BalancerConfig, plan: Plan | None = None
-    ) -> tuple[float, float]:
+    def gain(self, growth: NDArray[np.float64], config: BalancerConfig) -> tuple[float, float]:
         """The plan's gain on the fresh rows, and its standard deviation (counts of independent batches)."""
-        plan = plan or self.plan
         active = np.ones(self.limits.workers)
         active[list(self.limits.inactive)] = 0.0
         total = float(self.rows.sum() + growth.sum())
         if total <= 0.0:
             return 0.0, math.inf
-        percent = group_percent(self.rows, growth, int(active.sum()), config.weights)
-        new = np.array(plan.placement, dtype=np.int32)
-        old = new.copy()
-        for group, source, _ in plan.moves:
-            old[group] = source
-        before = worker_percent(percent, old, self.limits) - SHARE * active
+        weights = weigh(config.weights, float(self.rows.sum()), float(growth.sum()))
+        percent = group_percent(self.rows, growth, int(active.sum()), weights)
+        new, old = np.array(self.plan.placement, np.int32), np.array(self.placement(), np.int32)
+        now = worker_percent(percent, old, self.limits) - SHARE * active
         after = worker_percent(percent, new, self.limits) - SHARE * active
-        gain = float((before**2).sum() - (after**2).sum()) - config.weights.beta * len(plan.moves)
-        slope = 2.0 * (before[old] - after[new])
+        gain = float((now**2).sum() - (after**2).sum()) - config.weights.beta * len(self.plan.moves)
+        slope = 2.0 * (now[old] - after[new])
         variance = float((slope**2 * percent).sum()) * SHARE * float(active.sum()) * config.rows_per_batch / total
         return gain, math.sqrt(variance)
+
+
+def before(made: Plan) -> list[int]:
+    """The placement that the plan was made for."""
+    placement = list(made.placement)
+    for group, source, _ in made.moves:
+        placement[group] = source
+    return placement

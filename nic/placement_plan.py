@@ -20,7 +20,7 @@ from flexstream.cython_ext.solver import Solver
 from flexstream.errors import ConfigError
 
 SHARE = 100.0  # percent: what each active worker should carry
-HOT_PERCENT = 105.0  # a group heavier than this is hotter than a core, whatever the placement
+HOT_PERCENT = 104.0  # a group heavier than this is hotter than a core, whatever the placement
 EVALUATIONS = 100_000  # solver effort, divided by the groups: about 20 us at 128 groups x 24 workers
 MIN_EFFORT, MAX_EFFORT = 750, 16_000
 
@@ -106,6 +106,21 @@ def group_percent(loads: Numbers, accumulation: Numbers, workers: int, weights: 
     if load_sum == 0.0:
         return waiting / waiting_sum * (factor * total)
     return load / load_sum * (weights.load * total) + waiting / waiting_sum * (weights.accumulation * total)
+
+
+def weigh(weights: Weights, rows: float, growth: float) -> Weights:
+    """The factors when growth is as many rows as it is.
+
+    The objective scales both to the same sum. Where as many rows pile up as come, that is what is wanted. But a hundred
+    rows that wait would outweigh ten thousand that came; a plan made from them moves the wrong groups, or too many,
+    and the next one moves others back. So the factors are those of rows against rows.
+    """
+    total = weights.load * rows + weights.accumulation * growth
+    if total <= 0.0:
+        return weights
+    factor = weights.load + weights.accumulation
+    part = factor * weights.accumulation * growth / total
+    return replace(weights, load=factor - part, accumulation=part)
 
 
 def plan(

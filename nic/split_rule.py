@@ -25,7 +25,8 @@ class SplitConfig:
     """How calm it is. See docs/balancer.md."""
 
     split_percent: float = HOT_PERCENT  # of a worker's fair share
-    dead_band_percent: float = 15.0  # the imbalance that the best placement leaves: less is not worth a split
+    dead_band_percent: float = 4.0  # the imbalance that the best placement leaves: less is not worth a split
+    slack_percent: float = 3.0  # so much less will do while it is confirmed: counts go up and down
     busy_share: float = 0.7  # of the owner's time: a core with time to spare needs no help
     undo_percent: float = 80.0  # a split group below this share fits one worker again
     undo_cores: float = 0.5  # or one that needs less than this of all its workers together
@@ -91,6 +92,13 @@ class SplitRule:
         self._rested[group] = now_s + self.config.cool_down_s
         self._since = {key: at for key, at in self._since.items() if key[1] != group}
 
+    def concerned(self, percent: NDArray[np.float64], limits: Limits) -> bool:
+        """Whether there is anything to consider: a group near what makes it hot, or a split."""
+        if limits.split or bool(percent.max(initial=0.0) > self.config.split_percent - self.config.slack_percent):
+            return True
+        self._since = {}
+        return False
+
     def consider(
         self,
         now_s: float,
@@ -104,9 +112,8 @@ class SplitRule:
         config = self.config
         found: list[Action] = []
         asked: set[tuple[str, int]] = set()
-        hot = [g for g in np.flatnonzero(percent > config.split_percent) if int(g) not in limits.split]
-        if limits.workers - len(limits.inactive) > 1 and made.imbalance_after > config.dead_band_percent:
-            for group in sorted((int(g) for g in hot), key=lambda g: -float(percent[g])):
+        if limits.workers - len(limits.inactive) > 1:
+            for group in self._hot(percent, made, limits):
                 if group not in limits.frozen and (facts := traffic(group)).busy >= config.busy_share:
                     found.append(self._help(group, float(percent[group]), facts, percent, placement, limits))
         for group in limits.split:
@@ -122,6 +129,19 @@ class SplitRule:
                 due.append(action)
         self._since = {key: at for key, at in self._since.items() if key in asked}
         return due
+
+    def _hot(self, percent: NDArray[np.float64], made: Plan, limits: Limits) -> list[int]:
+        """Groups that no placement helps, the hottest first."""
+        config = self.config
+        warm = (int(g) for g in np.flatnonzero(percent > config.split_percent - config.slack_percent))
+        found = []
+        for group in sorted(warm, key=lambda g: -float(percent[g])):
+            asks = any((what, group) in self._since for what in ("split", "too hot"))
+            slack = config.slack_percent if asks else 0.0
+            helpless = made.imbalance_after > config.dead_band_percent - slack
+            if helpless and percent[group] > config.split_percent - slack and group not in limits.split:
+                found.append(group)
+        return found
 
     def _help(
         self,

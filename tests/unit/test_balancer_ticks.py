@@ -165,11 +165,49 @@ def test_a_draining_worker_is_emptied_at_once_even_while_cooling_down() -> None:
 
 
 def test_a_little_backlog_is_jitter_and_much_of_it_is_a_signal() -> None:
-    for waiting, used in (([30.0, 0.0, 0.0, 0.0], False), ([3000.0, 0.0, 0.0, 0.0], True)):
+    for more, used in ((30.0, False), (3000.0, True)):
         balancer = ready()
-        balancer.tick(0.0, EVEN, ZERO, [0, 0, 1, 1], Limits(2))
-        decision = balancer.tick(0.01, EVEN, waiting, [0, 0, 1, 1], Limits(2))
+        for tick in range(31):
+            waiting = [more * tick, 0.0, 0.0, 0.0]
+            decision = balancer.tick(0.01 * tick, EVEN, waiting, [0, 0, 1, 1], Limits(2))
         assert decision.accumulation_used is used
+
+
+def test_a_hiccup_of_the_machine_and_sockets_that_fill_in_turn_are_no_accumulation() -> None:
+    """The backlog of a few milliseconds that comes and goes, and one that wanders from group to group."""
+    balancer = ready()
+    for tick in range(200):
+        hiccup = 4000.0 if tick % 20 == 10 else 0.0
+        waiting = [hiccup, 500.0 * (tick % 2), 500.0 * (1 - tick % 2), 0.0]
+        decision = balancer.tick(0.01 * tick, EVEN, waiting, [0, 1, 1, 0], Limits(2))
+        assert not decision.moves
+    assert balancer.history[-1].verdict is Verdict.IN_BAND
+
+
+def test_rows_that_pile_up_count_as_many_as_they_are() -> None:
+    """160 and 40 percent come; of the first a tenth piles up. Moving by that alone would take half of them away."""
+    placement = [0] * 16 + [1] * 16
+    rows = np.where(np.array(placement) == 0, 1600.0, 400.0)
+    balancer = Balancer(32, BalancerConfig(confirm_ticks=1))
+    for tick in range(100):
+        waiting = np.where(np.array(placement) == 0, 160.0 * tick, 0.0)
+        decision = balancer.tick(0.01 * tick, rows, waiting, placement, Limits(2))
+        if decision.moves:
+            break
+    after = np.bincount(decision.plan.placement, rows, 2) / rows.sum() * 200.0
+    assert abs(after[0] - 100.0) <= 10.0
+
+
+def test_what_piled_up_before_a_move_does_not_count_after_it() -> None:
+    placement = [0, 0, 1, 1]
+    balancer = Balancer(4, BalancerConfig(confirm_ticks=1, cool_down_s=0.0, group_cool_down_s=0.0))
+    for tick in range(100):
+        waiting = [3000.0 * tick, 3000.0 * tick, 0.0, 0.0]
+        decision = balancer.tick(0.01 * tick, EVEN, waiting, placement, Limits(2))
+        if decision.moves:
+            break
+    after = balancer.tick(0.01 * (tick + 1), EVEN, waiting, list(decision.plan.placement), Limits(2))
+    assert not after.accumulation_used
 
 
 def test_few_rows_prove_nothing() -> None:

@@ -125,6 +125,7 @@ class Table:
 class Rig:
     def __init__(self, workers: int = 2, auto: bool = True, placement: list[int] | None = None) -> None:
         self.clock = Clock()
+        self.cpu_s = 0.0
         self.loads = MadeUpLoads(workers)
         self.table = Table(placement or [group % workers for group in range(GROUPS)])
         self.loads.served_by = self.table.served_by
@@ -136,6 +137,7 @@ class Rig:
             auto=auto,
             config=BalancerConfig(),
             clock=self.clock,
+            cpu_clock=lambda: self.cpu_s,
         )
 
     def run(self, seconds: float) -> None:
@@ -238,6 +240,25 @@ def test_looks_are_rare_when_nothing_comes_or_nothing_is_to_be_done() -> None:
     rig.loads.rates[:] = 100_000
     rig.run(5)
     assert rig.rebalancer.look() in (LOOK_S, CALM_LOOK_S)
+
+
+def test_looks_that_cost_much_come_less_often_while_all_is_well() -> None:
+    rig = Rig()
+    rig.loads.rates[:] = 100_000
+    look = rig.loads.look
+
+    def costly(now_s: float) -> None:
+        rig.cpu_s += 0.0005
+        look(now_s)
+
+    rig.loads.look = costly  # type: ignore[method-assign]
+    rig.run(5)
+    spent = rig.cpu_s
+    rig.run(10)
+    assert (rig.cpu_s - spent) / 10 < 0.015
+    rig.loads.rates = np.where(np.arange(GROUPS) % 2 == 0, 180_000.0, 20_000.0)
+    rig.run(0.2)
+    assert rig.table.orders
 
 
 def test_off_means_that_nothing_moves_until_it_is_on() -> None:

@@ -64,7 +64,7 @@ def test_a_group_hotter_than_a_core_is_split_when_it_has_been_so_for_a_while() -
         ([80, 5, 5, 10], 2, replace(EVEN, busy=0.5), {}),
         ([80, 5, 5, 10], 2, EVEN, {"frozen": frozenset({0})}),
         ([80, 5, 5, 10], 2, EVEN, {"inactive": frozenset({1})}),
-        ([53, 20, 20, 7], 2, EVEN, {}),
+        ([51.5, 20, 20, 8.5], 2, EVEN, {}),
     ],
     ids=["a placement helps", "the core has time", "frozen", "nobody to share with", "not worth it"],
 )
@@ -72,6 +72,30 @@ def test_what_needs_no_split_gets_none(loads: list[float], workers: int, traffic
     run = Run(loads, workers, traffic, **limits)
     run.placement = [0, 1, 1, 1] if not limits else run.placement
     assert run.until(10) == []
+
+
+def test_a_group_a_little_hotter_than_a_core_is_split_when_the_rest_cannot_make_up_for_it() -> None:
+    run = Run([53, 20, 20, 7])
+    run.placement = [0, 1, 1, 1]
+    (action,) = run.until(2)
+    assert (action.what, action.group) == ("split", 0)
+
+
+def test_counts_that_go_up_and_down_do_not_keep_a_split_from_being_confirmed() -> None:
+    run = Run([53, 20, 20, 7])
+    due = []
+    for look in range(5):
+        run.load([51.2, 20, 20, 8.8] if look % 2 else [53, 20, 20, 7])
+        run.placement = [0, 1, 1, 1]
+        due += run.look()
+    assert [action.what for action in due[:1]] == ["split"]
+
+
+def test_there_is_nothing_to_consider_while_no_group_is_warm_and_none_is_split() -> None:
+    rule = SplitRule()
+    assert not rule.concerned(np.array([99.0, 60.0, 41.0]), Limits(2))
+    assert rule.concerned(np.array([99.0, 60.0, 41.0]), Limits(2, split={1: (0, 1)}))
+    assert rule.concerned(np.array([102.0, 57.0, 41.0]), Limits(2))
 
 
 def test_one_connection_without_lanes_is_too_hot_and_said_to_be() -> None:

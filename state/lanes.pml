@@ -251,13 +251,8 @@ inline lend(s) {
   ring[OTHER(me)]!BORROW, 0, 0, 0
 }
 inline borrow() {
-#ifdef M_STALE_BORROW
-  if
-  :: true ->
-#else
   if
   :: number[AT(me, loan_slot)] <= loan_number ->          /* or another session has the slot by now */
-#endif
      borrowed[AT(me, loan_slot)] = true;
      next_row[AT(me, loan_slot)] = loan_next;
      note(loan_slot, loan_watermark);
@@ -356,13 +351,8 @@ inline sweep() {
   ring[OTHER(me)]!ADOPT, 0, 0, 0
 }
 inline adopt_slot(s) {
-#ifdef M_STALE_ADOPT
-  if
-  :: true ->
-#else
   if
   :: number[AT(me, s)] <= moved_number[s] ->
-#endif
      note(s, moved_watermark[s]);
      next_row[AT(me, s)] = moved_next[s];
      counted[AT(me, s)] = moved_counted[s]
@@ -483,7 +473,7 @@ proctype book() {
 #endif
 #ifdef REUSE
 #ifdef M_FREED_EARLY
-  retired[1];
+  retired[1];                                /* the producer has said EOS: that is not enough */
 #else
   ended == 1;
 #endif

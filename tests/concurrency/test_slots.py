@@ -160,7 +160,7 @@ def test_a_share_that_speaks_of_the_last_session_of_a_slot_does_not_end_the_next
 def test_a_connection_of_the_last_session_that_is_given_back_does_not_take_the_next_ones_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its row numbers are not the next session's, and the next session's connection goes on and moves with the group."""
+    """Its row numbers are not those of the next session, whose connection goes on and moves with the group."""
     first, second, third = rows_at(1_000, 30), rows_at(1_050, 4), rows_at(1_060, 4)
     with a_slot_used_again(monkeypatch, first) as stage:
         stage.next.send(second)

@@ -28,7 +28,8 @@ cdef void quiescent(WorkerState *worker) noexcept nogil
 cdef void sweep(WorkerState *worker, Move *move) noexcept nogil
 cdef void drain(WorkerState *worker, Move *move) noexcept nogil
 cdef bint peers_wait(WorkerState *worker) noexcept nogil
-cdef bint read_peer(WorkerState *worker) noexcept nogil
+cdef void read_peer(WorkerState *worker, uint32_t peer) noexcept nogil
+cdef uint32_t waiting_peer(WorkerState *worker) noexcept nogil
 cdef bint next_due_advance(WorkerState *worker) noexcept nogil
 cdef void take_socket(WorkerState *worker, Connection *connection) noexcept nogil
 cdef void take_sockets(WorkerState *worker, Connection **kept) noexcept nogil

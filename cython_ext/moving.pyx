@@ -112,6 +112,7 @@ cdef void add_connection(WorkerState *worker, Connection *connection) noexcept n
     if stream.connection[at] != NULL:
         close_connection(worker, stream.connection[at], FAULT_FENCED)
     next_row = stream.next_row[at]
+    connection.session = stream.session_number[connection.slot]
     connection.decoder.next_row = next_row
     connection.acked_row = next_row
     attach(worker, connection)
@@ -167,6 +168,21 @@ cdef void take_sockets(WorkerState *worker, Connection **kept) noexcept nogil:
         connection = following
 
 
+cdef bint is_stranger(const WorkerState *worker, const Connection *connection) noexcept nogil:
+    """Whether the connection's session has ended, and another may have the slot, since it was detached."""
+    cdef const StreamState *stream = worker.streams[connection.stream]
+    return stream.session_state[connection.slot] == SESSION_NONE \
+        or stream.session_number[connection.slot] != connection.session
+
+
+cdef void turn_away(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil:
+    """Give a connection that is not attached here to Python, which tells the peer why and closes the socket."""
+    connection.closed_why = why
+    connection.previous = NULL
+    connection.next = worker.limbo
+    worker.limbo = connection
+
+
 cdef void take_over(WorkerState *worker, Connection **handed) noexcept nogil:
     """Serve the connections of a parcel, which another worker has detached."""
     cdef Connection *connection = handed[0]
@@ -174,6 +190,10 @@ cdef void take_over(WorkerState *worker, Connection **handed) noexcept nogil:
     handed[0] = NULL
     while connection != NULL:
         following = connection.next
+        if is_stranger(worker, connection):
+            turn_away(worker, connection, 0 if connection.decoder.ended else FAULT_NO_SESSION)
+            connection = following
+            continue
         attach(worker, connection)
         if worker.stopping:
             close_connection(worker, connection, FAULT_SHUTTING_DOWN)
@@ -188,10 +208,7 @@ cdef void give_back_list(WorkerState *worker, Connection **kept) noexcept nogil:
     kept[0] = NULL
     while connection != NULL:
         following = connection.next
-        connection.closed_why = FAULT_SHUTTING_DOWN
-        connection.next = worker.limbo
-        connection.previous = NULL
-        worker.limbo = connection
+        turn_away(worker, connection, FAULT_SHUTTING_DOWN)
         connection = following
 
 
@@ -397,40 +414,41 @@ cdef bint absorb(WorkerState *worker, Move *move) noexcept nogil:
     return True
 
 
-cdef bint read_peer(WorkerState *worker) noexcept nogil:
-    """One message of another worker. False: there is none. Assumes: all orders posted before it was sent are obeyed."""
+cdef void read_peer(WorkerState *worker, uint32_t peer) noexcept nogil:
+    """The next message of that worker. Assumes: all orders posted before it was sent are obeyed."""
     cdef Message message
     cdef Move *move
+    if not ring_pop(ring_from(worker, peer), &message):
+        return
+    if message.kind == ADOPT:
+        adopt(worker, <Move *> message.ptr)
+    elif message.kind == DRAINED:
+        move = <Move *> message.ptr
+        fs_count(&worker.arena.in_use, move.bytes)
+        move.drained = True
+    elif message.kind == SOCKET:
+        take_socket(worker, <Connection *> message.ptr)
+    elif message.kind == BORROW:
+        borrow(worker, <Loan *> message.ptr)
+    elif message.kind == SHARE:
+        if not absorb_share(worker, <Share *> message.ptr):
+            worker.share = <Share *> message.ptr
+    elif message.kind == GIVE_BACK:
+        take_back(worker, <Loan *> message.ptr)
+
+
+cdef uint32_t waiting_peer(WorkerState *worker) noexcept nogil:
+    """A worker that has sent something which was not read; this one itself: there is none."""
     cdef uint32_t w
-    for w in range(worker.shared.n_workers):
-        if w != worker.index and ring_pop(ring_from(worker, w), &message):
-            if message.kind == ADOPT:
-                adopt(worker, <Move *> message.ptr)
-            elif message.kind == DRAINED:
-                move = <Move *> message.ptr
-                fs_count(&worker.arena.in_use, move.bytes)
-                move.drained = True
-            elif message.kind == SOCKET:
-                take_socket(worker, <Connection *> message.ptr)
-            elif message.kind == BORROW:
-                borrow(worker, <Loan *> message.ptr)
-            elif message.kind == SHARE:
-                if not absorb_share(worker, <Share *> message.ptr):
-                    worker.share = <Share *> message.ptr
-            elif message.kind == GIVE_BACK:
-                take_back(worker, <Loan *> message.ptr)
-            return True
-    return False
+    if FS_MOVES:
+        for w in range(worker.shared.n_workers):
+            if w != worker.index and not ring_empty(ring_from(worker, w)):
+                return w
+    return worker.index
 
 
 cdef bint peers_wait(WorkerState *worker) noexcept nogil:
-    cdef uint32_t w
-    if not FS_MOVES:
-        return False
-    for w in range(worker.shared.n_workers):
-        if w != worker.index and not ring_empty(ring_from(worker, w)):
-            return True
-    return False
+    return waiting_peer(worker) != worker.index
 
 
 cdef bint next_due_advance(WorkerState *worker) noexcept nogil:

@@ -26,6 +26,7 @@ cdef struct Connection:
     uint32_t stream
     uint32_t group
     uint32_t slot
+    uint64_t session              # number of the session that had the slot when the connection was first served
     Decoder decoder
     unsigned char *carry          # undecoded bytes; as large as a row (a frame, with CRC)
     uint64_t carry_n

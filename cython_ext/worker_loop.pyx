@@ -20,7 +20,7 @@ from flexstream.cython_ext.messages cimport (
 )
 from flexstream.cython_ext.moving cimport (
     drain, give_back_sockets, next_due_advance, peers_wait, quiescent, read_peer, sweep, take_socket, take_sockets,
-    waits_for_order,
+    waiting_peer, waits_for_order,
 )
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
 from flexstream.cython_ext.progress cimport (
@@ -323,13 +323,15 @@ cdef Step run_mailbox(WorkerState *worker, uint64_t now) noexcept nogil:
 cdef Step run_peers(WorkerState *worker, uint64_t now) noexcept nogil:
     """What other workers sent, each message behind the orders that were posted before it was sent."""
     cdef Loan *recalled
+    cdef uint32_t peer
     while worker.share != NULL or peers_wait(worker):
+        peer = waiting_peer(worker)         # before the mailbox is read: what others send meanwhile may be behind orders
         if run_mailbox(worker, now) == STEP_WAIT:
             return STEP_WAIT
         if not ring_empty(&worker.mailbox):
             return STEP_DONE                # no room for reports: later
         if worker.share == NULL:
-            read_peer(worker)
+            read_peer(worker, peer)
         elif absorb_share(worker, worker.share):
             worker.share = NULL
         else:

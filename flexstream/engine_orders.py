@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,14 +10,15 @@ from flexstream.moving import GroupMove, Mover
 from flexstream.rebalancing import Rebalancer
 
 
-class Orders:
+class Orders(ABC):
     """A part of Engine. Errors of all: EngineError, and the group is served where it was."""
 
     mover: Mover
     rebalancer: Rebalancer
 
+    @abstractmethod
     def _check_open(self) -> None:
-        raise NotImplementedError
+        """Raises EngineError when the engine is closed."""
 
     def move(self, targets: Mapping[int, int], reason: str = "asked for") -> list[GroupMove]:
         """Move groups to workers, {group: worker}, while rows arrive. Returns when they are settled there."""

@@ -105,9 +105,7 @@ class Feeder:
         elif len(self._in_flight) > IN_FLIGHT_PIECES:
             self._release()
 
-    def _hand_over(
-        self, stream: int, group: int, slot: int, piece: Any, row_bytes: int, size: int
-    ) -> tuple[Any, int]:
+    def _hand_over(self, stream: int, group: int, slot: int, piece: Any, row_bytes: int, size: int) -> tuple[Any, int]:
         """To the group's worker, before or after a move of the group but not in the middle of its beginning.
 
         The buffer is noted before the worker can see it, so that nothing frees it too early.

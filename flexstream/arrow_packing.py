@@ -4,6 +4,7 @@ once; the rest is converted column by column (packing.convert), which also says 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,7 @@ def pack_arrow(schema: Schema, data: Any) -> Rows:
     import pyarrow as pa
 
     table = data if isinstance(data, pa.Table | pa.RecordBatch) else pa.table(data)
-    check_names(schema, table.schema.names)
-    for field in schema:
-        column = table.column(field.name)
-        if column.null_count:
-            raise nulls(field, column.null_count)
+    _check(schema, table)
     rows = np.empty(table.num_rows, dtype=schema.dtype)
     at = 0
     for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
@@ -34,13 +31,40 @@ def pack_arrow(schema: Schema, data: Any) -> Rows:
     return rows
 
 
+def packed_pieces(schema: Schema, batch: Any, memory: Rows) -> Iterator[Rows]:
+    """The rows of a record batch, as many at a time as `memory` holds: each piece lies there until the next is asked
+    for. With a memory that fits the cache, whoever copies the rows on finds them there. Raises SchemaError.
+    """
+    _check(schema, batch)
+    columns = _columns(schema, batch)
+    for start in range(0, batch.num_rows, len(memory)):
+        piece = memory[: batch.num_rows - start]
+        _fill(schema, batch, columns, piece, start)
+        yield piece
+
+
+def _check(schema: Schema, table: Any) -> None:
+    check_names(schema, table.schema.names)
+    for field in schema:
+        column = table.column(field.name)
+        if column.null_count:
+            raise nulls(field, column.null_count)
+
+
+def _columns(schema: Schema, batch: Any) -> list[tuple[Any, ...]]:
+    return [_native(field, batch.column(field.name)) or _converted(field, batch) for field in schema]
+
+
 def _pack_batch(schema: Schema, batch: Any, rows: Rows) -> None:
     if len(rows) == 0:
         for field in schema:  # the types may still not fit
             convert(field, _to_numpy(batch.column(field.name)))
         return
-    columns = [_native(field, batch.column(field.name)) or _converted(field, batch) for field in schema]
-    while (wrong := pack_columns(rows.view(np.uint8), schema.row_bytes, columns)) >= 0:
+    _fill(schema, batch, _columns(schema, batch), rows, 0)
+
+
+def _fill(schema: Schema, batch: Any, columns: list[tuple[Any, ...]], rows: Rows, first: int) -> None:
+    while (wrong := pack_columns(rows.view(np.uint8), schema.row_bytes, columns, first)) >= 0:
         field = schema.fields[wrong]
         if columns[wrong][0] == "copy":
             raise AssertionError(f"field {field.name!r} was converted and does not fit")

@@ -105,9 +105,7 @@ class Feeder:
         elif len(self._in_flight) > IN_FLIGHT_PIECES:
             self._release()
 
-    def _hand_over(
-        self, stream: int, group: int, slot: int, piece: Any, row_bytes: int, size: int
-    ) -> tuple[Any, int]:
+    def _hand_over(self, stream: int, group: int, slot: int, piece: Any, row_bytes: int, size: int) -> tuple[Any, int]:
         """To the group's worker, before or after a move of the group but not in the middle of its beginning.
 
         The buffer is noted before the worker can see it, so that nothing frees it too early.
@@ -136,11 +134,25 @@ class Feeder:
             return self._feed_parts(running, slot, parts)
 
     def _feed_parts(self, running: RunningStream, slot: int, parts: list[tuple[int, Any]]) -> dict[Any, int]:
-        row_bytes = running.stream.schema.row_bytes
-        tickets = {}
-        for group, piece in parts:
-            worker, ticket = self._hand_over(running.index, group, slot, piece, row_bytes, len(piece))
-            tickets[worker] = ticket
+        """All of them at once, as `_hand_over` does it with one."""
+        stream, row_bytes = running.index, running.stream.schema.row_bytes
+        tickets: dict[Any, int] = {}
+        with self._routing:
+            owner = self._placement.owner
+            owners = {group: self._workers[owner(group)] for group in {group for group, _ in parts}}
+            sizes = dict.fromkeys(owners.values(), 0)
+            for group, piece in parts:
+                worker = owners[group]
+                tickets[worker] = tickets.get(worker, worker.next_ticket - 1) + 1
+                sizes[worker] += len(piece)
+            self._in_flight += [(worker, tickets[worker], parts, sizes[worker]) for worker in tickets]
+            handed = self.handed.setdefault(stream, np.zeros(self._groups))
+            sequences = handed.astype(np.int64).tolist()
+            groups = [group for group, _ in parts]
+            np.add.at(handed, groups, [len(piece) // row_bytes for _, piece in parts])
+            for group, piece in parts:
+                owners[group].feed(stream, group, slot, piece, row_bytes, sequences[group])
+                sequences[group] += len(piece) // row_bytes
         self._release()
         return tickets
 

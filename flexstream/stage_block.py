@@ -75,8 +75,13 @@ def encode(rows: StageRows, row_bytes: int, first_row: int) -> list[Any]:
     return [replace(header, crc32c=crc).pack() + head, *pieces]
 
 
+def crc_of_header(header: Header) -> int:
+    """What the CRC of a frame begins with."""
+    return crc32c(replace(header, crc32c=0).pack())
+
+
 def check_crc(header: Header, payload: Any) -> bool:
-    return bool(header.flags & Flags.CRC) and header.crc32c == crc32c(payload, crc32c(replace(header, crc32c=0).pack()))
+    return bool(header.flags & Flags.CRC) and header.crc32c == crc32c(payload, crc_of_header(header))
 
 
 def check_header(header: Header) -> None:

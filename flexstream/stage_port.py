@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from flexstream import hello, stage_block
+from flexstream.cython_ext.crc32c import crc32c
 from flexstream.errors import StageError
 from flexstream.stages import Stage, Stages
 from flexstream.state.pages import Bytes, page_memory
@@ -38,6 +39,7 @@ log = logging.getLogger("flexstream.stages")
 
 MAX_CONNECTIONS = 1024
 BLOCK_BYTES = 8 << 20  # what producers are asked to send at a time
+RECEIVE_BYTES = 256 << 10  # at a time
 LINGER_S = 1.0
 
 
@@ -150,18 +152,34 @@ class _Connection:
 
     def _receive(self, start: int, n: int) -> Bytes:
         """`n` bytes into the frame's memory, valid until the next call. ConnectionResetError at the end."""
+        found = self._room(start, n)
+        self._fill(found.data)
+        return found
+
+    def _receive_checked(self, header: Header) -> tuple[Bytes, int]:
+        """The payload, and the CRC32C of the frame: taken piece by piece, while the bytes are in the cache."""
+        found = self._room(HEADER_BYTES, header.payload_bytes)
+        view, crc = found.data, stage_block.crc_of_header(header)
+        for at in range(0, len(view), RECEIVE_BYTES):
+            piece = view[at : at + RECEIVE_BYTES]
+            self._fill(piece)
+            crc = crc32c(piece, crc)
+        return found, crc
+
+    def _room(self, start: int, n: int) -> Bytes:
         if len(self._pages) < start + n:
             larger = page_memory(start + n)
             larger[:start] = self._pages[:start]
             self._pages = larger
-        found = self._pages[start : start + n]
-        view, at = found.data, 0
-        while at < n:
-            got = self._sock.recv_into(view[at:], n - at, socket.MSG_WAITALL)
+        return self._pages[start : start + n]
+
+    def _fill(self, view: memoryview) -> None:
+        at = 0
+        while at < len(view):
+            got = self._sock.recv_into(view[at:], len(view) - at, socket.MSG_WAITALL)
             if got == 0:
                 raise ConnectionResetError("closed by the peer")
             at += got
-        return found
 
     def _begin(self, header: Header) -> None:
         if self._stage is not None:
@@ -187,8 +205,8 @@ class _Connection:
         if header.sequence != stage.rows:
             raise WireError(ErrorCode.SEQUENCE_GAP, f"row {header.sequence} came, {stage.rows} was wanted")
         self._stages.wait_for_room(stage, header.payload_bytes)
-        payload = self._receive(HEADER_BYTES, header.payload_bytes)
-        if not stage_block.check_crc(header, payload):
+        payload, crc = self._receive_checked(header)
+        if crc != header.crc32c:
             raise WireError(ErrorCode.BAD_CRC, "the CRC32C of a block is wrong")
         block = stage_block.decode(header, payload, self._stream.schema.row_bytes, self._groups)
         stage_block.check_groups(block, self._stream, self._groups)

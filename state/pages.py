@@ -6,6 +6,7 @@ rest of the daemon's work on a row. A file system that cannot do without (O_DIRE
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -17,6 +18,7 @@ import numpy as np
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 PAGE_BYTES = 4096
+HUGE_BYTES = 2 << 20
 
 
 def whole_pages(n: int) -> int:
@@ -25,8 +27,14 @@ def whole_pages(n: int) -> int:
 
 
 def page_memory(n: int) -> Bytes:
-    """At least `n` bytes that begin at a page and end at one."""
-    return np.frombuffer(mmap.mmap(-1, whole_pages(max(n, 1))), np.uint8)
+    """At least `n` bytes that begin at a page and end at one. In huge pages where the kernel has some: the disk's
+    driver pins memory page by page.
+    """
+    memory = mmap.mmap(-1, whole_pages(max(n, 1)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if n >= HUGE_BYTES:
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 class SparePages:

@@ -23,6 +23,7 @@ from flexstream.spark.nodes import Rows, Target, split
 from flexstream.stream import Stream
 
 NO_TIME = -(2**63)
+PIECE_BYTES = 256 << 10  # packed at a time: in the cache while it is grouped
 MOST_PRODUCERS = 4  # kept in a worker: each that is not staged has a connection for every group
 
 
@@ -109,7 +110,7 @@ def stage_rows(target: Target, batches: Iterable[Any], prefix: str = "") -> Sent
         for endpoint in target.endpoints:
             names[endpoint] = f"{prefix}{uuid.uuid4()}"
             stages[endpoint] = _begin(target, endpoint, names[endpoint])
-        for rows in _packed(stream, batches):
+        for rows in _packed_pieces(stream, batches):
             sent.rows += len(rows)
             for producer, part in zip(stages.values(), split(stream, target.groups, len(stages), rows), strict=True):
                 producer.send_packed(part)
@@ -207,6 +208,15 @@ def _live(target: Target, endpoint: str, watermark: str) -> Producer:
 def _packed(stream: Stream, batches: Iterable[Any]) -> Iterable[Rows]:
     for batch in batches:
         yield stream.schema.pack(_without_decimals(batch)) if batch.num_rows else np.zeros(0, stream.schema.dtype)
+
+
+def _packed_pieces(stream: Stream, batches: Iterable[Any]) -> Iterable[Rows]:
+    """The same in pieces that fit the cache, each valid until the next: for producers that copy what they send."""
+    from flexstream.arrow_packing import packed_pieces
+
+    memory = np.empty(max(1, PIECE_BYTES // stream.schema.row_bytes), stream.schema.dtype)
+    for batch in batches:
+        yield from packed_pieces(stream.schema, _without_decimals(batch), memory)
 
 
 def _without_decimals(batch: Any) -> Any:

@@ -1,7 +1,7 @@
 """The fast lane: files that Arrow can read go to a stream without passing through the JVM.
 
-Spark schedules: the files are cut into splits on the driver, each split is a task, and each task reads its split with
-pyarrow and stages the rows. Retries, speculation and the one commit at the end are those of the sink.
+Spark schedules: the files are cut into splits on the driver, small splits share a task, and each task reads its splits
+with pyarrow and stages the rows. Retries, speculation and the one commit at the end are those of the sink.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ FORMATS = {
 SPLIT_BYTES = 64 << 20
 BATCH_ROWS = 65_536
 LOOK_S = 0.2
+WAVES = 2  # tasks for each core, at least: one that is slow delays little
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def ship(
     files = _files(paths)
     splits = [split for path in files for split in _splits(path, target.stream, split_bytes)]
     writer = Writer(parsed, target)
-    messages = _run(spark, splits, writer, sys.stderr.isatty() if progress is None else progress)
+    tasks = share_out(splits, split_bytes, WAVES * spark.sparkContext.defaultParallelism)
+    messages = _run(spark, tasks, writer, sys.stderr.isatty() if progress is None else progress)
     try:
         applied = writer.apply(messages, parsed.job or str(uuid.uuid4()), 0)
     except FlexStreamError:
@@ -195,6 +197,25 @@ def _check_schema(path: str, schema: Any, stream: Stream) -> None:
         raise SchemaError(f"{path}: {error.message}", code=error.code, hint=error.hint) from None
 
 
+def share_out(splits: Sequence[Split], task_bytes: int, least: int) -> list[list[Split]]:
+    """The splits of each task: neighbours, together of about `task_bytes`, but at least so many tasks if there can be.
+
+    A task, its stage and its round trips to the daemon cost as much as reading some megabytes.
+    """
+    whole = sum(split.bytes for split in splits)
+    count = min(len(splits), max(least, -(-whole // max(task_bytes, 1))))
+    tasks: list[list[Split]] = []
+    before = 0
+    for at, split in enumerate(splits):
+        left = len(splits) - at
+        due = before * count >= whole * len(tasks)
+        if not tasks or (due and len(tasks) < count) or left <= count - len(tasks):
+            tasks.append([])
+        tasks[-1].append(split)
+        before += split.bytes
+    return tasks
+
+
 def read_split(split: Split, names: tuple[str, ...]) -> Iterator[Any]:
     """The split's record batches, with these columns."""
     import pyarrow as pa
@@ -231,9 +252,9 @@ def _dictionaries(about: Any, names: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _run(spark: SparkSession, splits: list[Split], writer: Writer, progress: bool) -> list[Staged]:
-    """The job: a task for each split, under a group of its own so that it can be watched and cancelled."""
-    if not splits:
+def _run(spark: SparkSession, tasks: list[list[Split]], writer: Writer, progress: bool) -> list[Staged]:
+    """The job, under a group of its own so that it can be watched and cancelled."""
+    if not tasks:
         return []
     from flexstream.spark.sending import give_up_all
 
@@ -241,17 +262,17 @@ def _run(spark: SparkSession, splits: list[Split], writer: Writer, progress: boo
     context = spark.sparkContext
     names = writer.target.stream.schema.names
 
-    def task(part: Iterator[Split]) -> Iterator[Staged]:
-        for split in part:
-            yield writer.send(read_split(split, names), group)
+    def task(part: Iterator[list[Split]]) -> Iterator[Staged]:
+        for splits in part:
+            yield writer.send((batch for split in splits for batch in read_split(split, names)), group)
 
     done = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(context, group, splits, done), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(context, group, len(tasks), done), daemon=True)
     if progress:
         watcher.start()
-    context.setJobGroup(group, f"ship {len(splits)} splits to {writer.options.stream}", interruptOnCancel=True)
+    context.setJobGroup(group, f"ship {sum(map(len, tasks))} splits to {writer.options.stream}", interruptOnCancel=True)
     try:
-        return context.parallelize(splits, len(splits)).mapPartitions(task).collect()
+        return context.parallelize(tasks, len(tasks)).mapPartitions(task).collect()
     except BaseException:
         context.cancelJobGroup(group)
         give_up_all(writer.target, group)
@@ -263,14 +284,14 @@ def _run(spark: SparkSession, splits: list[Split], writer: Writer, progress: boo
             watcher.join()
 
 
-def _watch(context: Any, group: str, splits: list[Split], done: threading.Event) -> None:
+def _watch(context: Any, group: str, tasks: int, done: threading.Event) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("ship"), BarColumn(), MofNCompleteColumn(), TextColumn("splits"), TimeElapsedColumn())
+    columns = (TextColumn("ship"), BarColumn(), MofNCompleteColumn(), TextColumn("tasks"), TimeElapsedColumn())
     tracker = context.statusTracker()
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        row = bar.add_task("ship", total=len(splits))
+        row = bar.add_task("ship", total=tasks)
         while not done.wait(LOOK_S):
             bar.update(row, completed=_completed(tracker, group))
         bar.update(row, completed=_completed(tracker, group))

@@ -14,6 +14,7 @@ import pytest
 
 import flexstream as fs
 from flexstream import spark as fspark
+from flexstream.spark.shipping import Split, share_out
 from flexstream.testing import run
 from tests.property.checks import assert_same_results
 from tests.spark.rig import QUERY, STREAM, Daemon, arrow_table, assert_once, end, make_rows, serving
@@ -44,6 +45,23 @@ def test_files_of_all_kinds_arrive_once(spark: Any, daemon: Daemon, tmp_path: Pa
     assert shipped.splits > 3
     assert "9,000 rows of 3 files" in str(shipped)
     assert_once(daemon, rows)
+
+
+def test_small_splits_share_a_task_and_none_is_left_out() -> None:
+    def sizes(given: list[int], task_bytes: int, least: int) -> list[list[int]]:
+        splits = [Split(f"{i}", "parquet", 0, 1, size) for i, size in enumerate(given)]
+        tasks = share_out(splits, task_bytes, least)
+        assert [split for task in tasks for split in task] == splits
+        assert all(tasks)
+        return [[split.bytes for split in task] for task in tasks]
+
+    assert sizes([10] * 8, 1000, 4) == [[10, 10]] * 4
+    assert sizes([10] * 8, 20, 1) == [[10, 10]] * 4
+    assert sizes([10, 10], 1000, 4) == [[10], [10]]
+    assert sizes([100, 1, 1, 1], 1000, 2) == [[100], [1, 1, 1]]
+    assert sizes([1, 1, 1, 100], 1000, 4) == [[1], [1], [1], [100]]
+    assert sizes([0, 0, 0], 10, 2) == [[0], [0, 0]]
+    assert sizes([], 10, 2) == []
 
 
 def test_a_job_with_a_name_is_shipped_once(spark: Any, daemon: Daemon, tmp_path: Path) -> None:

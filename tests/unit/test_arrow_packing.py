@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import flexstream as fs
+from flexstream.arrow_packing import packed_pieces
 from flexstream.cython_ext.columns import pack_columns
 from flexstream.errors import SchemaError
 
@@ -172,3 +173,44 @@ def test_what_is_shorter_than_its_field_is_filled_with_zeros() -> None:
     found = [("copy", 0, 4, b"abcd", 0, 2), ("text", 4, 4, np.array([1, 1, 4], "<i4"), 0, b"zxyz")]
     assert pack_columns(rows, 8, found) == -1
     assert rows.tobytes() == b"ab\0\0\0\0\0\0cd\0\0xyz\0"
+
+
+@pytest.mark.parametrize("room", [1, 7, 100, 1000])
+def test_rows_in_pieces_are_the_rows_of_the_batch(room: int) -> None:
+    table = pa.table(columns(300)).combine_chunks()
+    batch = table.to_batches()[0].slice(23, 250)
+    memory = np.empty(room, SCHEMA.dtype)
+    pieces = [piece.copy() for piece in packed_pieces(SCHEMA, batch, memory)]
+    assert max(map(len, pieces)) <= room
+    assert np.array_equal(np.concatenate(pieces), SCHEMA.pack(batch))
+
+
+def test_a_piece_that_does_not_fit_names_the_field() -> None:
+    given = columns(300)
+    given["word"] = pa.array(["fits"] * 299 + ["does not"])
+    batch = pa.table(given).combine_chunks().to_batches()[0]
+    found = []
+    with pytest.raises(SchemaError, match="word"):
+        found.extend(len(piece) for piece in packed_pieces(SCHEMA, batch, np.empty(100, SCHEMA.dtype)))
+    assert found == [100, 100]
+
+
+def test_text_of_up_to_eight_bytes_is_filled_with_zeros() -> None:
+    schema = fs.Stream("s", {"t": "timestamp[ms]", "w": "bytes[8]"}, key="t", time="t").schema
+    words = ["", "a", "12345678", "naïve", "\x00b", "", "xyz", "z"]  # the last ones end the buffer
+    for given in (words, words[3:], [""], ["", ""], ["12345678"]):
+        arrow = pa.record_batch({"t": np.arange(len(given)), "w": pa.array(given)})
+        raw = schema.pack(arrow)["w"].tobytes()
+        assert raw == b"".join(word.encode().ljust(8, b"\0") for word in given)
+    with pytest.raises(SchemaError, match="w"):
+        schema.pack(pa.record_batch({"t": [1, 2], "w": ["123456789", "x"]}))
+
+
+def test_columns_too_short_for_the_rows_asked_for_are_not_read() -> None:
+    values = np.arange(10)
+    rows = np.zeros(5 * 8, np.uint8)
+    column = ("copy", 0, 8, values.view(np.uint8), 0, 8)
+    assert pack_columns(rows, 8, [column], 5) == -1
+    assert rows.view(np.int64).tolist() == [5, 6, 7, 8, 9]
+    with pytest.raises(ValueError, match="too short"):
+        pack_columns(rows, 8, [column], 6)

@@ -145,7 +145,7 @@ def searches(
     for number, (name, defines) in enumerate((MODELS | MUTANTS).items()):
         if name in selected:
             more = [mutant_of(name)] if name in MUTANTS else []
-            optimise = "-O0" if name in MUTANTS else "-O2"
+            optimise = "-O2" if name in MODELS or "REUSE" in defines else "-O0"  # the others are found before it pays
             found[name] = pool.submit(
                 search, model_of(name, project), folder / str(number), [*defines, *more], optimise=optimise
             )

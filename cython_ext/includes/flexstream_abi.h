@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define FS_ABI_VERSION 4
+#define FS_ABI_VERSION 5
 #define FS_ABI_BATCH 1024
 #define FS_GOLDEN UINT64_C(0x9E3779B97F4A7C15)
 #define FS_USED (UINT64_C(1) << 63)
@@ -51,6 +51,7 @@ typedef struct {
 typedef struct {
     fs_pane_view pane[2]; /* the pane in use, and the one before it */
     const uint64_t *empty; /* an entry before its first row */
+    uint64_t passing;     /* of 1024 rows lately, those that the filters let pass */
     uint64_t filtered;    /* out: rows among those finished that a filter dropped */
     uint64_t overflow;    /* out: not 0 when an integer sum has no value any more */
     uint64_t outside;     /* out: rows whose key has no place in the dense array that is there */

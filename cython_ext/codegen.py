@@ -22,7 +22,7 @@ from flexstream.schema import Field
 ENTRY_POINT = "fs_variant_run"
 MAX_PREDICATES = 32  # FS_PREDICATES
 ROWS_AHEAD_BYTES = 4096  # what of the rows is fetched ahead; measured, with rows that come from memory
-ENTRIES_AHEAD = 16
+ENTRIES_AHEAD = 32
 SAMPLE_EVERY = 16
 MAX_HOT_SLOTS = 32
 PLACES = 4  # for the rows of a hot key, in turn
@@ -191,16 +191,16 @@ class _Generator:
         block.add(f"__builtin_prefetch(row + {distance + self.first_offset()});")
         block.add(f"if (large && i + {ENTRIES_AHEAD} < n) {{ /* fetch the entry of a later row */")
         block.add(f"    const unsigned char *later = row + {ENTRIES_AHEAD * self.row_bytes};")
-        passes = "passes(later)" if self.pipeline.ahead else "1"
+        passes = "passes(later)" if self.pipeline.ahead else "1"  # to the first entry if not: a branch would cost more
         if self.dense:
             block.add(f"    const uint64_t off = (uint64_t){self.key_value('later')} - pane.base;")
-            near = f"{passes} & (off < pane.range) ? off : 0"
-            block.add(f"    __builtin_prefetch(pane.dense + ({near}) * {self.dense_words}, 1);")
+            block.add(f"    const uint64_t near = off & -(uint64_t)({passes} & (off < pane.range));")
+            block.add(f"    __builtin_prefetch(pane.dense + near * {self.dense_words}, 1);")
         else:
             block.add(f"    uint64_t key[{self.pipeline.key_words}];")
             block.add("    load_key(later, key);")
-            near = f"{passes} ? hash_key(key) >> pane.shift : 0"
-            block.add(f"    __builtin_prefetch(pane.entries + ({near}) * {self.stride}, 1);")
+            block.add(f"    const uint64_t near = (hash_key(key) >> pane.shift) & -(uint64_t){passes};")
+            block.add(f"    __builtin_prefetch(pane.entries + near * {self.stride}, 1);")
         block.add("}")
 
     def first_offset(self) -> int:
@@ -229,13 +229,13 @@ class _Generator:
     def find_entry(self, block: Block) -> None:
         """Leaves `count` and `slot`: an entry's first word and the first slot of its aggregates."""
         words = self.pipeline.key_words
-        same = " && ".join(f"entry[{1 + word}] == key[{word}]" for word in range(words))
+        other = " || ".join(f"entry[{1 + word}] != key[{word}]" for word in range(words))
         if not self.hot:
             block.add(f"uint64_t key[{words}];")
             block.add("load_key(row, key);")
         block.add("uint64_t at = hash_key(key) >> pane.shift;")
         block.add(f"uint64_t *entry = (uint64_t *)(pane.entries + at * {self.stride});")
-        block.add(f"while (FS_RARE(entry[0] && !({same}))) {{")
+        block.add(f"while (FS_RARE(({other}) && entry[0])) {{")
         block.add("    at = (at + 1) & pane.mask;")
         block.add(f"    entry = (uint64_t *)(pane.entries + at * {self.stride});")
         block.add("}")

@@ -34,7 +34,7 @@ cdef inline void show_pane(Query *query, Context *context, PaneSet *panes, Pane 
     view.entries = pane.table.entries
     view.mask = pane.table.capacity - 1
     view.shift = pane.table.shift
-    view.limit = pane.table.capacity // 2
+    view.limit = pane.table.limit
     view.used = &pane.table.used
     view.reserved = &pane.table.reserved
     front = dense_front(query, context, pane)

@@ -18,7 +18,7 @@
 #define FS_BUCKETS 256
 #define FS_SKETCH_BITS 10 /* of a hash, that choose the sketch's register */
 #define FS_SKETCH_BYTES (1 << FS_SKETCH_BITS)
-#define FS_CACHED (UINT64_C(256) << 10) /* a table larger than this is prefetched */
+#define FS_CACHED (UINT64_C(64) << 10) /* a table larger than this is prefetched: groups take turns in the cache */
 #define FS_RARE(condition) __builtin_expect(!!(condition), 0)
 
 /* A pane's state has two places. The table holds entries by hash. The dense array, which the panes of all groups of

@@ -34,7 +34,8 @@ WORDS = set(
         r"\S+",
         """include flexstream_abi h const double int64_t uint32_t uint64_t size_t unsigned char for while if else goto
         continue return stop rows row n i view pane other held used limit empty start span entries mask
-        shift filtered overflow kept keep ahead static inline void load_key masked large later passes passing over_rows __attribute__
+        shift filtered overflow kept keep ahead static inline void load_key masked large later near passes passing
+        over_rows __attribute__
         always_inline hash_key __builtin_prefetch FS_RARE
         reserved touched touched_limit dense base range off outside fresh count slot FS_USED FS_CACHED
         profile fs_profile passed fs_note_key hot_key hot_count hot_slot some_key is_hot places place p merge_hot int

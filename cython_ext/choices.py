@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MISS = 15.0  # cycles that a wrongly guessed branch costs
+
 
 @dataclass(frozen=True, slots=True)
 class Choices:
@@ -30,3 +32,11 @@ class Choices:
 
 
 PLAIN = Choices()
+
+
+def branch_free_from(fold_cost: float) -> float | None:
+    """The share of rows that pass the filters from which on a branch costs more than to fold the others as nothing.
+
+    With a branch a row costs MISS * min(share, 1 - share) + share * fold_cost, without one fold_cost. None: never.
+    """
+    return fold_cost / (MISS + fold_cost) if fold_cost < MISS else None

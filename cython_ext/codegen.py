@@ -4,11 +4,13 @@ The shape is always the same, one loop over the rows of a batch: the filters tha
 those that can, as written; the arguments of the aggregates; the row's pane and entry; the folds. What cannot be
 finished in line jumps to `stop` (flexstream_abi.h). Rows and, where the table is large, entries are prefetched:
 one pass over rows that come from memory is what hand-written code would do too, and it waits for memory alone.
+The loop stands there once and is compiled for a large table, for a small one, and, where a dropped row may be folded
+as nothing, without the filters' branches: which of them runs is decided batch by batch.
 """
 
 from __future__ import annotations
 
-from flexstream.cython_ext.choices import PLAIN, Choices
+from flexstream.cython_ext.choices import PLAIN, Choices, branch_free_from
 from flexstream.cython_ext.codegen_expr import Block, Expressions, comment, conjuncts, show
 from flexstream.cython_ext.codegen_folds import merging, updates
 from flexstream.cython_ext.folds import FOLDS, folded
@@ -19,8 +21,8 @@ from flexstream.schema import Field
 
 ENTRY_POINT = "fs_variant_run"
 MAX_PREDICATES = 32  # FS_PREDICATES
-ROWS_AHEAD_BYTES = 2048  # what of the rows is fetched ahead; measured, with rows that come from memory
-ENTRIES_AHEAD = 16
+ROWS_AHEAD_BYTES = 4096  # what of the rows is fetched ahead; measured, with rows that come from memory
+ENTRIES_AHEAD = 32
 SAMPLE_EVERY = 16
 MAX_HOT_SLOTS = 32
 PLACES = 4  # for the rows of a hot key, in turn
@@ -74,6 +76,11 @@ class Pipeline:
         return node.op == "col" and self.stream.schema.field(node.name or "").size <= 4
 
     @property
+    def fold_cost(self) -> float:
+        """Cycles to fold a row in, about."""
+        return 6.0 + 3.0 * self.slots
+
+    @property
     def can_mask(self) -> bool:
         """May a dropped row be folded as nothing? Not into reals, whose sums would remember it."""
         whole = all(fold == "count" or kind == "i64" for fold, kind in self.folds)
@@ -92,6 +99,10 @@ class _Generator:
         self.stride = 8 * (1 + pipeline.key_words + pipeline.slots)
         self.dense_words = 1 + pipeline.slots
         self.hot = choices.hot and pipeline.can_be_hot
+        share = branch_free_from(pipeline.fold_cost) if pipeline.can_mask else None
+        undecided = choices.order is None and not (self.masked or self.hot or choices.instrumented)
+        self.masked_from = share if undecided else None  # the share of rows that pass, from which on no branch is best
+        self.keeps = self.masked or self.masked_from is not None  # dropped rows may come to the folds
 
     # -- the key
 
@@ -128,13 +139,26 @@ class _Generator:
             return [[predicate] for predicate in ahead]
         return [[ahead[number] for number in part] for part in parts if part]
 
+    def all_of(self, predicates: list[Typed], block: Block) -> str:
+        for predicate in predicates:
+            block.add(f"/* filter: {comment(show(predicate))} */")
+        return " & ".join(f"({self.expressions.value(predicate, block)} != 0)" for predicate in predicates)
+
+    def passing_function(self) -> list[str]:
+        """For rows to come: whether their entries will be needed."""
+        block = Block(indent="    ")
+        kept = self.all_of(self.pipeline.ahead, block)
+        block.add(f"return {kept};")
+        return ["static inline int64_t passes(const unsigned char *row)", "{", *block.lines, "}", ""]
+
     def filters(self, block: Block) -> None:
         parts = self.order()
         for number, part in enumerate(parts):
-            for predicate in part:
-                block.add(f"/* filter: {comment(show(predicate))} */")
-            kept = " & ".join(f"({self.expressions.value(predicate, block)} != 0)" for predicate in part)
-            if self.masked and number == len(parts) - 1:
+            kept = self.all_of(part, block)
+            if self.masked_from is not None:
+                block.add(f"int64_t keep = {kept};" if number == 0 else f"keep &= {kept};")
+                block.add("if (!masked && !keep) continue;")
+            elif self.masked and number == len(parts) - 1:
                 block.add(f"const int64_t keep = {kept};")
             else:
                 block.add(f"if (!({kept})) continue;")
@@ -165,15 +189,18 @@ class _Generator:
     def prefetch(self, block: Block) -> None:
         distance = max(2, ROWS_AHEAD_BYTES // self.row_bytes) * self.row_bytes
         block.add(f"__builtin_prefetch(row + {distance + self.first_offset()});")
-        block.add("if (i < ahead) { /* the table is large: fetch the entry of a later row */")
-        later = f"row + {ENTRIES_AHEAD * self.row_bytes}"
+        block.add(f"if (large && i + {ENTRIES_AHEAD} < n) {{ /* fetch the entry of a later row */")
+        block.add(f"    const unsigned char *later = row + {ENTRIES_AHEAD * self.row_bytes};")
+        passes = "passes(later)" if self.pipeline.ahead else "1"  # to the first entry if not: a branch would cost more
         if self.dense:
-            block.add(f"    const uint64_t off = (uint64_t){self.key_value(later)} - pane.base;")
-            block.add(f"    __builtin_prefetch(pane.dense + (off < pane.range ? off : 0) * {self.dense_words}, 1);")
+            block.add(f"    const uint64_t off = (uint64_t){self.key_value('later')} - pane.base;")
+            block.add(f"    const uint64_t near = off & -(uint64_t)({passes} & (off < pane.range));")
+            block.add(f"    __builtin_prefetch(pane.dense + near * {self.dense_words}, 1);")
         else:
             block.add(f"    uint64_t key[{self.pipeline.key_words}];")
-            block.add(f"    load_key({later}, key);")
-            block.add(f"    __builtin_prefetch(pane.entries + (hash_key(key) >> pane.shift) * {self.stride}, 1);")
+            block.add("    load_key(later, key);")
+            block.add(f"    const uint64_t near = (hash_key(key) >> pane.shift) & -(uint64_t){passes};")
+            block.add(f"    __builtin_prefetch(pane.entries + near * {self.stride}, 1);")
         block.add("}")
 
     def first_offset(self) -> int:
@@ -184,7 +211,7 @@ class _Generator:
         return min(fields) & ~63 if self.row_bytes > 64 else 0
 
     def unless_kept(self, block: Block, indent: str = "    ") -> None:
-        if self.masked:
+        if self.keeps:
             block.add(f"{indent}if (!keep) continue;")
 
     def find_pane(self, block: Block) -> None:
@@ -202,13 +229,13 @@ class _Generator:
     def find_entry(self, block: Block) -> None:
         """Leaves `count` and `slot`: an entry's first word and the first slot of its aggregates."""
         words = self.pipeline.key_words
-        same = " && ".join(f"entry[{1 + word}] == key[{word}]" for word in range(words))
+        other = " || ".join(f"entry[{1 + word}] != key[{word}]" for word in range(words))
         if not self.hot:
             block.add(f"uint64_t key[{words}];")
             block.add("load_key(row, key);")
         block.add("uint64_t at = hash_key(key) >> pane.shift;")
         block.add(f"uint64_t *entry = (uint64_t *)(pane.entries + at * {self.stride});")
-        block.add(f"while (entry[0] && !({same})) {{")
+        block.add(f"while (FS_RARE(({other}) && entry[0])) {{")
         block.add("    at = (at + 1) & pane.mask;")
         block.add(f"    entry = (uint64_t *)(pane.entries + at * {self.stride});")
         block.add("}")
@@ -244,31 +271,31 @@ class _Generator:
 
     def find_dense(self, block: Block) -> None:
         block.add(f"const uint64_t off = (uint64_t){self.key_value()} - pane.base;")
-        block.add("if (off < pane.range) {")
-        block.add(f"    count = pane.dense + off * {self.dense_words}, slot = count + 1;")
+        full = "*pane.reserved >= pane.touched_limit || *pane.used + *pane.reserved >= pane.limit"
+        place = f"off * {self.dense_words}"
+        block.add(f"if (off < pane.range && !(FS_RARE(!pane.dense[{place}]) && ({full}))) {{")
+        block.add(f"    count = pane.dense + {place}, slot = count + 1;")
         block.add("    if (FS_RARE(!*count)) { /* a new key */")
         self.unless_kept(block, "        ")
-        block.add("        if (*pane.reserved >= pane.touched_limit) goto stop;")
-        block.add("        if (*pane.used + *pane.reserved >= pane.limit) goto stop;")
         block.add("        pane.touched[(*pane.reserved)++] = (uint32_t)off, fresh++;")
         block.add("        *count = FS_USED;")
         if self.pipeline.slots:
             first = 1 + self.pipeline.key_words
             block.add(f"        memcpy(slot, view->empty + {first}, {8 * self.pipeline.slots});")
         block.add("    }")
-        block.add("} else { /* outside of the range: the table */")
+        block.add("} else { /* outside of the range, or no room for another key: the table, which can grow */")
         inner = Block(block.lines, block.known, block.indent + "    ")
-        inner.add("outside += pane.range != 0;")
+        inner.add("outside += off >= pane.range && pane.range != 0;")
         self.find_entry(inner)
         inner.add(f"count = entry, slot = entry + {1 + self.pipeline.key_words};")
         block.add("}")
 
     def fold(self, block: Block, values: list[str | None]) -> None:
-        block.add(f"*count += {'keep' if self.masked else '1'};")
+        block.add(f"*count += {'keep' if self.keeps else '1'};")
         at = 0
         for aggregate, fold, value in zip(self.pipeline.bound.aggregates, self.pipeline.folds, values, strict=True):
             block.add(f"/* {comment(aggregate.name)} = {aggregate.fn} */")
-            for line in updates(fold, at, value, self.masked):
+            for line in updates(fold, at, value, self.keeps):
                 block.add(line)
             at += FOLDS[fold][1]
 
@@ -339,44 +366,60 @@ class _Generator:
         else:
             self.find(block)
         self.fold(block, values)
-        block.add(f"kept += {'keep' if self.masked else '1'};")
+        block.add(f"kept += {'keep' if self.keeps else '1'};")
         return block.lines
 
+    def run_function(self) -> list[str]:
+        """The loop; `masked` and `large` are constants wherever it is called."""
+        hot = ["    if (hot_count) overflow |= merge_hot(places, hot_count, hot_slot, view->empty);"]
+        return [
+            "static inline __attribute__((always_inline)) uint32_t over_rows(const unsigned char *rows, uint32_t n,",
+            f"    fs_view *view,{' const int masked,' if self.masked_from is not None else ''} const int large)",
+            "{",
+            "    fs_pane_view pane = view->pane[0], other = view->pane[1];",
+            "    uint64_t kept = 0, overflow = 0, outside = 0, fresh = 0;",
+            "    uint32_t i = 0;",
+            *(self.hot_locals() if self.hot else []),
+            "    for (; i < n; i++) {",
+            f"        const unsigned char *row = rows + (size_t)i * {self.row_bytes};",
+            *self.body(),
+            "    }",
+            "stop:",
+            *(hot if self.hot else []),
+            "    view->filtered = i - kept;",
+            "    view->overflow |= overflow;",
+            "    view->outside = outside;",
+            "    view->fresh = fresh;",
+            "    return i;",
+            "}",
+            "",
+        ]
+
+    def entry_point(self) -> list[str]:
+        pane = "view->pane[0]"
+        size = f"{pane}.range * {8 * self.dense_words}" if self.dense else f"({pane}.mask + 1) * {self.stride}"
+        lines = [f"    const int large = {size} > FS_CACHED;"]
+        either = ""
+        if self.masked_from is not None:
+            least = round(self.masked_from * 1024)
+            lines.append(f"    if (!large && view->passing > {least}) return over_rows(rows, n, view, 1, 0);")
+            either = "0, "
+        lines.append(f"    return large ? over_rows(rows, n, view, {either}1) : over_rows(rows, n, view, {either}0);")
+        return [f"uint32_t {ENTRY_POINT}(const unsigned char *rows, uint32_t n, fs_view *view)", "{", *lines, "}", ""]
+
     def generate(self) -> str:
-        size = f"pane.range * {8 * self.dense_words}" if self.dense else f"(pane.mask + 1) * {self.stride}"
         return "\n".join(
             [
                 '#include "flexstream_abi.h"',
                 "",
                 *self.key_functions(),
+                *(self.passing_function() if self.pipeline.ahead else []),
                 *(self.merge_function() if self.hot else []),
                 f"/* Query {comment(self.pipeline.bound.query.name)} over stream {comment(self.stream.name)}, "
                 f"panes of {self.pipeline.bound.pane} {self.stream.time_unit}. */",
                 f"/* Variant: {comment(str(self.choices))} */",
-                f"uint32_t {ENTRY_POINT}(const unsigned char *rows, uint32_t n, fs_view *view)",
-                "{",
-                "    fs_pane_view pane = view->pane[0], other = view->pane[1];",
-                "    uint64_t kept = 0, overflow = 0, outside = 0, fresh = 0;",
-                "    uint32_t i = 0;",
-                *(self.hot_locals() if self.hot else []),
-                f"    const uint32_t ahead = {size} > FS_CACHED && n > {ENTRIES_AHEAD} ? n - {ENTRIES_AHEAD} : 0;",
-                "    for (; i < n; i++) {",
-                f"        const unsigned char *row = rows + (size_t)i * {self.row_bytes};",
-                *self.body(),
-                "    }",
-                "stop:",
-                *(
-                    ["    if (hot_count) overflow |= merge_hot(places, hot_count, hot_slot, view->empty);"]
-                    if self.hot
-                    else []
-                ),
-                "    view->filtered = i - kept;",
-                "    view->overflow |= overflow;",
-                "    view->outside = outside;",
-                "    view->fresh = fresh;",
-                "    return i;",
-                "}",
-                "",
+                *self.run_function(),
+                *self.entry_point(),
             ]
         )
 

@@ -7,7 +7,7 @@ from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena
 from flexstream.cython_ext.blocks cimport Block, block_rows, output_block
 from flexstream.cython_ext.dense cimport dense_settle
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_store_relaxed
-from flexstream.cython_ext.merging cimport table_merge, table_take_out
+from flexstream.cython_ext.merging cimport SCAN, positions_in_use, table_merge, table_take_out
 from flexstream.cython_ext.messages cimport RESULT_BLOCK
 from flexstream.cython_ext.panes cimport (
     PHASE_EMIT, PHASE_EMIT_UNMERGED, PHASE_MERGE, PHASE_NONE, PHASE_SIDES, PHASE_TAKE_OUT, STEP_DONE, STEP_MORE, STEP_WAIT,
@@ -229,12 +229,19 @@ cdef void window_fired(Query *query, PaneSet *panes) noexcept nogil:
 
 
 cdef Step emit_slice(Query *query, Context *context, PaneSet *panes, uint32_t group) noexcept nogil:
+    cdef uint32_t positions[SCAN]
+    cdef uint32_t n, i
+    cdef uint64_t end
     cdef unsigned char *entry
     while panes.cursor < panes.source.capacity and not query.failed:
-        entry = panes.source.entries + panes.cursor * query.layout.stride
-        if is_due(panes, entry) and emit_entry(query, context, panes, group, entry) == STEP_WAIT:
-            return STEP_WAIT
-        panes.cursor += 1
+        end = panes.cursor + SCAN if panes.cursor + SCAN < panes.source.capacity else panes.source.capacity
+        n = positions_in_use(&query.layout, panes.source, panes.cursor, end, positions)
+        for i in range(n):
+            entry = panes.source.entries + <uint64_t> positions[i] * query.layout.stride
+            if is_due(panes, entry) and emit_entry(query, context, panes, group, entry) == STEP_WAIT:
+                panes.cursor = positions[i]
+                return STEP_WAIT
+        panes.cursor = end
     window_fired(query, panes)
     return STEP_DONE
 

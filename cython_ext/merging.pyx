@@ -12,9 +12,6 @@ from flexstream.cython_ext.includes.native cimport fs_sub_overflows
 cdef extern from "flexstream_abi.h" nogil:
     const uint64_t FS_GOLDEN
 
-cdef enum:
-    SCAN = 64                 # slots looked at together
-
 
 cdef inline uint64_t *find_short(const Table *table, const Layout *layout, uint64_t key) noexcept nogil:
     """The entry of a one-word key. NULL: it is not there."""
@@ -49,17 +46,6 @@ cdef inline ArenaStatus merge_one(Table *into, const Layout *layout, const uint6
     elif entry_merge(layout, <unsigned char *> found, <const unsigned char *> entry):
         problem[0] = 1
     return ARENA_OK
-
-
-cdef inline uint32_t positions_in_use(const Layout *layout, const Table *source, uint64_t at, uint64_t end,
-                                      uint32_t *positions) noexcept nogil:
-    """A list first, without a branch: which slots are in use is random."""
-    cdef uint32_t n = 0
-    while at < end:
-        positions[n] = <uint32_t> at
-        n += ((<const uint64_t *> (source.entries + at * layout.stride))[0] & ROWS_MASK) != 0
-        at += 1
-    return n
 
 
 cdef ArenaStatus table_merge(Table *into, const Layout *layout, const Table *source, uint64_t *cursor,

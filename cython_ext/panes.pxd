@@ -144,6 +144,7 @@ cdef struct Query:
     uint64_t failed           # 0, or why the query stopped
     Dense dense
     uint64_t batches          # that compiled code was given
+    uint64_t passing          # of 1024 rows lately, those that filters let pass
     fs_profile *profile       # what an instrumented variant counts into; Python owns it
     uint64_t variant          # the compiled variant's function, or 0; Python stores it (release), the worker loads it
 

@@ -9,7 +9,7 @@ from flexstream.cython_ext.dense cimport dense_release, dense_settle
 from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed
 from flexstream.cython_ext.messages cimport LATE_BLOCK, RESULT_BLOCK
 from flexstream.cython_ext.partial cimport (
-    ROWS_MASK, Table, entry_merge, table_destroy, table_init, table_locate, table_room,
+    ROWS_MASK, Table, entry_merge, keys_within, table_destroy, table_init, table_locate, table_room,
 )
 from flexstream.cython_ext.ring cimport Message, ring_push
 from flexstream.cython_ext.sides cimport sides_drop, sides_release
@@ -60,13 +60,19 @@ cdef inline uint32_t least_capacity(const Query *query) noexcept nogil:
     return FIRST_WIDE if query.layout.stride > WIDE else FIRST_CAPACITY
 
 
+cdef inline bint is_window(const Query *query) noexcept nogil:
+    """Whether a pane is a whole window: it takes many rows and is looked through once, not again and again."""
+    return query.pane == query.size
+
+
 cdef uint32_t expected_capacity(const Query *query, const PaneSet *panes) noexcept nogil:
     """As many keys as the pane before it has now: growing step by step would cost more than the memory."""
     cdef uint32_t capacity = least_capacity(query)
     cdef uint32_t keys = panes.usual_keys
     if panes.recent != NULL and panes.recent.table.used + panes.recent.table.reserved > keys:
         keys = panes.recent.table.used + panes.recent.table.reserved
-    while capacity < 2 * keys and capacity < MOST_EXPECTED:
+    while keys_within(capacity, capacity * query.layout.stride, is_window(query)) < keys \
+            and capacity < MOST_EXPECTED:
         capacity *= 2
     return capacity
 
@@ -99,7 +105,7 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
     pane.start = start
     pane.sides = <Table *> (<unsigned char *> memory + sizeof(Pane))
     pane.fired = <uint32_t *> (pane.sides + query.n_sides)
-    status = table_init(&pane.table, &query.layout, expected_capacity(query, panes), context.arena)
+    status = table_init(&pane.table, &query.layout, expected_capacity(query, panes), context.arena, is_window(query))
     if status == ARENA_FULL:
         status = table_init(&pane.table, &query.layout, least_capacity(query), context.arena)
     if status != ARENA_OK:

@@ -19,6 +19,8 @@ cdef enum:
     MAX_SIDES = 4
     MAX_SLOTS = 1024          # of all aggregates
     MAX_ENTRY_WORDS = 1 + 32 + 1024
+    SPARSE_BYTES = 65536
+    SPARSE_ENTRY = 64         # bytes; of larger entries many are not worth their memory
 
 cdef enum Fold:
     FOLD_COUNT = 0
@@ -87,6 +89,7 @@ cdef struct Table:
     uint32_t used
     uint32_t dirty            # entries changed since their window fired
     uint32_t reserved         # keys that a dense front holds for it (fronts.pxd); they count as used
+    uint32_t limit            # keys that it holds before it grows
 
 
 cdef struct Side:             # of one aggregate: what it keeps beside the entries, in a table of (key, one more word)
@@ -97,10 +100,22 @@ cdef struct Side:             # of one aggregate: what it keeps beside the entri
     Table merged              # of a window that has several parts
 
 
+cdef inline uint32_t keys_within(uint64_t capacity, uint64_t n_bytes, bint sparse) noexcept nogil:
+    """How many keys so many slots may hold. Sparse, if they are small: a probe that goes on is a branch guessed wrong,
+    which is more than the rest of a row costs. Large ones wait for memory anyway."""
+    if sparse and n_bytes <= SPARSE_BYTES and n_bytes <= capacity * SPARSE_ENTRY:
+        return <uint32_t> (capacity // 4)
+    return <uint32_t> (capacity // 2)
+
+
+cdef inline bint is_sparse(const Table *table) noexcept nogil:
+    return table.limit < table.capacity // 2
+
+
 cdef inline uint32_t table_room(const Table *table) noexcept nogil:
     """How many new keys it takes before it has to grow."""
     cdef uint32_t used = table.used + table.reserved
-    return table.capacity // 2 - used if used < table.capacity // 2 else 0
+    return table.limit - used if used < table.limit else 0
 
 
 cdef enum:
@@ -112,7 +127,8 @@ cdef uint64_t ROWS_MASK
 
 cdef void pack_keys(const Layout *layout, const unsigned char *rows, uint32_t row_bytes, const uint32_t *selected,
                     uint32_t m, int64_t *keys) noexcept nogil
-cdef ArenaStatus table_init(Table *table, const Layout *layout, uint32_t capacity, Arena *arena) noexcept nogil
+cdef ArenaStatus table_init(Table *table, const Layout *layout, uint32_t capacity, Arena *arena,
+                            bint sparse=?) noexcept nogil
 cdef void table_destroy(Table *table, Arena *arena) noexcept nogil
 cdef void table_clear(Table *table) noexcept nogil
 cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t *keys, const uint32_t *which,

@@ -71,7 +71,8 @@ cdef void pack_keys(const Layout *layout, const unsigned char *rows, uint32_t ro
                 memcpy(at + i * words * 8, &real, 8)
 
 
-cdef ArenaStatus table_init(Table *table, const Layout *layout, uint32_t capacity, Arena *arena) noexcept nogil:
+cdef ArenaStatus table_init(Table *table, const Layout *layout, uint32_t capacity, Arena *arena,
+                            bint sparse=False) noexcept nogil:
     """On anything but ARENA_OK the table is left as it was."""
     cdef void *memory
     cdef uint64_t n = <uint64_t> capacity * layout.stride
@@ -82,6 +83,7 @@ cdef ArenaStatus table_init(Table *table, const Layout *layout, uint32_t capacit
     table.entries = <unsigned char *> memory
     table.bytes = n
     table.capacity = capacity
+    table.limit = keys_within(capacity, n, sparse)
     table.shift = 64
     while capacity > 1:
         capacity >>= 1
@@ -129,7 +131,7 @@ cdef unsigned char *table_add(Table *table, const Layout *layout, const int64_t 
     while True:
         entry = <uint64_t *> (table.entries + at * layout.stride)
         if entry[0] == 0:
-            if (table.used + table.reserved) * 2 >= table.capacity:        # half full: longer probes would cost more than memory
+            if table.used + table.reserved >= table.limit:
                 return NULL
             memcpy(entry, layout.empty, layout.stride)
             memcpy(entry + 1, key, words * 8)
@@ -161,7 +163,7 @@ cdef ArenaStatus table_grow(Table *table, const Layout *layout, Arena *arena) no
     cdef ArenaStatus status
     if table.capacity >= <uint32_t> 1 << 30:
         return ARENA_FULL
-    status = table_init(&bigger, layout, table.capacity * 2, arena)
+    status = table_init(&bigger, layout, table.capacity * 2, arena, is_sparse(table))
     if status != ARENA_OK:
         return status
     for i in range(table.capacity):

@@ -26,6 +26,7 @@ cdef extern from "flexstream_abi.h" nogil:
     ctypedef struct fs_view:
         fs_pane_view pane[2]
         const uint64_t *empty
+        uint64_t passing
         uint64_t filtered
         uint64_t overflow
         uint64_t outside

@@ -13,6 +13,7 @@ from flexstream.cython_ext.panes cimport STEP_DONE, STEP_WAIT, Context, Pane, Pa
 cdef enum:
     GENERIC_ROWS = 64         # given to the generic variant at a stop: new keys and panes come in bunches
     TIMED_EVERY = 32          # of that many batches the clock is read for one
+    TELLING = 256             # rows that say how many pass
 
 
 cdef inline void show_pane(Query *query, Context *context, PaneSet *panes, Pane *pane,
@@ -33,7 +34,7 @@ cdef inline void show_pane(Query *query, Context *context, PaneSet *panes, Pane 
     view.entries = pane.table.entries
     view.mask = pane.table.capacity - 1
     view.shift = pane.table.shift
-    view.limit = pane.table.capacity // 2
+    view.limit = pane.table.limit
     view.used = &pane.table.used
     view.reserved = &pane.table.reserved
     front = dense_front(query, context, pane)
@@ -80,6 +81,7 @@ cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const u
     while True:
         show_pane(query, context, panes, panes.recent, &view.pane[0])
         show_pane(query, context, panes, panes.previous, &view.pane[1])
+        view.passing = query.passing
         view.sequence = context.sequence + context.batch_from + done
         some = run_batch(query, run, rows + <uint64_t> done * query.row_bytes, n - done, &view)
         if some:
@@ -90,6 +92,8 @@ cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const u
             fs_count(&query.counters.fresh_keys, view.fresh)
             if view.overflow:
                 fs_store_relaxed(&query.failed, 1)
+        if some >= TELLING:
+            query.passing = 1024 * (some - view.filtered) // some
         done += some
         if done == n:
             return STEP_DONE

@@ -150,7 +150,8 @@ class Adapter:
         self._grudges: dict[tuple[Choices, int, int], float] = {}
         self._start = self.counts()
         self._meter = Meter(pace, self._start)
-        self._began = self._flowing_since = 0.0
+        self._began = 0.0
+        self._flowing_since: float | None = None
         self._next_profile = 0.0
         self._period = pace.period_s
         self._usual: Usual | None = None
@@ -168,7 +169,7 @@ class Adapter:
     def steady(self, now: float) -> None:
         counts = self.counts()
         recent = self._meter.look(counts)
-        if counts.rows - self._start.rows < self.pace.first_rows:
+        if self._flowing_since is None or counts.rows - self._start.rows < self.pace.first_rows:
             self._flowing_since = now
             return
         if recent is None or now - self._flowing_since < self.pace.first_s:

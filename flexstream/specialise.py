@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
-from flexstream.cython_ext.choices import PLAIN, Choices
+from flexstream.cython_ext.choices import MISS, PLAIN, Choices, branch_free_from
 from flexstream.cython_ext.codegen import Pipeline
 from flexstream.typed import CALENDAR, Typed
 
-MISS = 15.0  # cycles that a wrongly guessed branch costs
 BETTER = 0.9  # another order must cost that much of the present one, at most
 MAX_DENSE_BYTES = 4 << 20
 ROWS_PER_KEY = 4  # in a pane: a key's first row costs more in a dense array than in the table
@@ -42,7 +42,7 @@ class Shape:
         whole = pipeline.whole_key is not None
         return cls(
             tuple(_cost(predicate) for predicate in pipeline.ahead),
-            6.0 + 3.0 * pipeline.slots,
+            pipeline.fold_cost,
             pipeline.can_mask,
             pipeline.can_be_hot,
             8 * (1 + pipeline.slots) if whole else 0,
@@ -138,9 +138,7 @@ def decide(shape: Shape, facts: Facts, now: Decision) -> Decision:
     choices, reasons = now.choices, []
     if shape.costs:
         parts, masked, least = best_order(shape, facts.passed)
-        written = tuple((number,) for number in range(len(shape.costs)))
-        present = choices.order or written
-        if least < BETTER * cost(shape, facts.passed, present, choices.masked):
+        if least < BETTER * cost(shape, facts.passed, *_present(shape, facts, choices)):
             choices = replace(choices, order=parts, masked=masked)
             shares = ", ".join(f"{share:.2f}" for share in facts.passed)
             reasons.append(f"predicates pass {shares} of the rows{', folded without a branch' if masked else ''}")
@@ -157,6 +155,16 @@ def decide(shape: Shape, facts: Facts, now: Decision) -> Decision:
         choices = replace(choices, hot=hot)
         reasons.append(f"the hottest key has {facts.hottest:.2f} of the rows")
     return Decision(choices, base, size, tuple(reasons))
+
+
+def _present(shape: Shape, facts: Facts, choices: Choices) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    """Parts and whether the last is masked. Code without an order decides that by how many rows pass."""
+    if choices.order is not None:
+        return choices.order, choices.masked
+    share = branch_free_from(shape.fold_cost) if shape.can_mask else None
+    if share is not None and prod(facts.passed) > share:
+        return (tuple(range(len(shape.costs))),), True
+    return tuple((number,) for number in range(len(shape.costs))), False
 
 
 def _range(shape: Shape, facts: Facts, now: Decision) -> tuple[int, int]:

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define FS_ABI_VERSION 4
+#define FS_ABI_VERSION 5
 #define FS_ABI_BATCH 1024
 #define FS_GOLDEN UINT64_C(0x9E3779B97F4A7C15)
 #define FS_USED (UINT64_C(1) << 63)
@@ -18,7 +18,7 @@
 #define FS_BUCKETS 256
 #define FS_SKETCH_BITS 10 /* of a hash, that choose the sketch's register */
 #define FS_SKETCH_BYTES (1 << FS_SKETCH_BITS)
-#define FS_CACHED (UINT64_C(256) << 10) /* a table larger than this is prefetched */
+#define FS_CACHED (UINT64_C(64) << 10) /* a table larger than this is prefetched: groups take turns in the cache */
 #define FS_RARE(condition) __builtin_expect(!!(condition), 0)
 
 /* A pane's state has two places. The table holds entries by hash. The dense array, which the panes of all groups of
@@ -51,6 +51,7 @@ typedef struct {
 typedef struct {
     fs_pane_view pane[2]; /* the pane in use, and the one before it */
     const uint64_t *empty; /* an entry before its first row */
+    uint64_t passing;     /* of 1024 rows lately, those that the filters let pass */
     uint64_t filtered;    /* out: rows among those finished that a filter dropped */
     uint64_t overflow;    /* out: not 0 when an integer sum has no value any more */
     uint64_t outside;     /* out: rows whose key has no place in the dense array that is there */

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import random
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from tests.property.checks import (
 
 CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i32", "x": "i64", "y": "i32", "f": "f64"}, key="k", time="t")
-NAMES = ("fs_variant_run", "load_key", "hash_key", "merge_hot")
+NAMES = ("fs_variant_run", "load_key", "hash_key", "merge_hot", "passes", "over_rows")
 
 
 @pytest.fixture(scope="module")
@@ -231,3 +232,26 @@ def test_an_instrumented_variant_counts_what_it_saw(objects):
     assert profile["keys"] == sum(profile["buckets"])
     assert profile["keys"] / profile["rows"] == pytest.approx(0.2, abs=0.1)
     assert -20 <= profile["least"] < profile["most"] < 80
+
+
+def test_a_pane_that_was_half_full_when_its_dense_array_came_is_still_compiled_code_s(objects):
+    """Keys of the table and of the array share the table's room: when it is used up, the table goes on."""
+    query = STREAM.query("q").window(fs.tumbling("1000s")).agg(n=fs.count())
+    plain, dense = functions(objects, query, [PLAIN, Choices(dense=True)])
+    rows = np.zeros(7000, STREAM.schema.dtype)
+    rows["k"] = np.arange(7000) % 700
+    with fs.Engine(workers=1, groups=1, compile="off", pin=False) as engine:
+        engine.submit(query)
+        ((state,),) = (running.states for running in engine.running()[1])
+        state.use_variant(plain)
+        engine.feed("s", rows)
+        while state.counters()["rows"] < len(rows):
+            time.sleep(0.001)
+        before = state.counters()["compiled_rows"]
+        state.use_range(0, 1024)
+        state.use_variant(dense)
+        engine.feed("s", rows)
+        engine.finish(timeout=FINISH_S)
+        assert state.counters()["compiled_rows"] - before > 0.9 * len(rows)
+        counted = {row["k"]: row["n"] for row in as_rows(engine.results("q"))}
+    assert counted == dict.fromkeys(range(700), 20)

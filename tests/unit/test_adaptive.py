@@ -101,6 +101,15 @@ class Rig:
         return [entry["variant"] for entry in self.running.history]
 
 
+def test_the_first_look_waits_for_a_while_even_if_many_rows_came_before_the_first_tick():
+    rig = Rig(replace(PACE, first_s=0.3))
+    rig.go(20, rows=1_000_000)
+    assert rig.adapter.phase == rig.adapter.steady
+    assert rig.worker.function == 1
+    rig.go(60)
+    assert rig.adapter.profiles == 1
+
+
 def test_it_profiles_specialises_and_notes_the_gain():
     rig = Rig()
     rig.worker.passed = [0.9, 0.05]

@@ -34,7 +34,9 @@ WORDS = set(
         r"\S+",
         """include flexstream_abi h const double int64_t uint32_t uint64_t size_t unsigned char for while if else goto
         continue return stop rows row n i view pane other held used limit empty start span entries mask
-        shift filtered overflow kept keep ahead static inline void load_key hash_key __builtin_prefetch FS_RARE
+        shift filtered overflow kept keep ahead static inline void load_key masked large later near passes passing
+        over_rows __attribute__
+        always_inline hash_key __builtin_prefetch FS_RARE
         reserved touched touched_limit dense base range off outside fresh count slot FS_USED FS_CACHED
         profile fs_profile passed fs_note_key hot_key hot_count hot_slot some_key is_hot places place p merge_hot int
         fs_merge_deviation
@@ -189,7 +191,7 @@ def together(variants: list[tuple[fs.Query, Choices]]) -> str:
     for i, (query, choices) in enumerate(variants):
         bound = query.bound()
         lower(bound)  # what would not run proves nothing
-        names = ("fs_variant_run", "load_key", "hash_key", "merge_hot")
+        names = ("fs_variant_run", "load_key", "hash_key", "merge_hot", "passes", "over_rows")
         parts += [f"#define {name} {name}_{i}" for name in names]
         parts += [generate(bound, choices), *(f"#undef {name}" for name in names)]
     return "\n".join(parts)
@@ -364,11 +366,12 @@ static void check(int number, const variant_case *c) {
     }
     view.empty = c->empty;
     view.profile = &profile;
-    uint64_t finished = 0, filtered = 0, left = 0;
+    uint64_t finished = 0, filtered = 0, left = 0, calls = 0;
     for (uint32_t at = 0; at < c->n;) {
         uint32_t n = c->n - at < FS_ABI_BATCH ? c->n - at : FS_ABI_BATCH;
         unsigned char *batch = malloc((size_t)n * c->row_bytes);
         memcpy(batch, rows + (size_t)at * c->row_bytes, (size_t)n * c->row_bytes);
+        view.passing = calls++ % 2 * 1024;
         uint32_t some = c->run(batch, n, &view);
         if (some > n || view.filtered > some) abort();
         finished += some, filtered += view.filtered, at += some;

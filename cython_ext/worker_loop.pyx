@@ -214,8 +214,7 @@ cdef int receive(WorkerState *worker, Connection *connection, uint64_t now) noex
 
 cdef Step serve(WorkerState *worker, Connection *connection, uint64_t now) noexcept nogil:
     """Receive and work off. STEP_WAIT: the current item could not be finished yet."""
-    cdef int tries
-    cdef int full
+    cdef int tries, full
     worker.last_closed = NULL
     for tries in range(RECEIVES_PER_EVENT):
         full = receive(worker, connection, now)
@@ -223,10 +222,9 @@ cdef Step serve(WorkerState *worker, Connection *connection, uint64_t now) noexc
             return STEP_DONE
         if work_off(worker) == STEP_WAIT:
             return STEP_WAIT
-        if full == 0 or worker.last_closed == connection:      # closed: it may be freed already
-            return STEP_DONE
-        if orders_wait(worker):
-            return STEP_DONE                                   # the rest is reported again
+        # Closed: it may be freed already. Orders: what is left is reported again.
+        if full == 0 or worker.last_closed == connection or orders_wait(worker):
+            break
     return STEP_DONE
 
 

@@ -62,6 +62,7 @@ class Acceptor:
         self._pending: OrderedDict[asyncio.Task[Any], socket.socket] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._goodbyes: set[Any] = set()
+        self._session_of: dict[int, Session] = {}  # descriptor -> session, while a worker has it
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners = [_listen(host, port)]
         self._per_worker = False  # whether each listener is a worker's
@@ -282,32 +283,38 @@ class Acceptor:
             document["nic"] = self._engine.nic_facts()
         rows = max(1, self._engine.frame_bytes // row_bytes)
         ack = json_frame(FrameType.ACK, header.group, document, value=rows)
+        self._count_connection(fd, session, header.group)
         try:
             self._engine.workers[owner].add_connection(
                 fd, port.handles[owner], header.group, session.slot, ack, crc, ack_bytes
             )
         except Exception:
+            self._uncount_connection(fd, header.group)
             nic.forget(fd)
             os.close(fd)
             raise
-        session.connections += 1
-        session.groups[header.group] += 1
 
-    def connection_closed(
-        self, port: StreamPort, fd: int, group: int, slot: int, why: int, ended: bool
-    ) -> None:
+    def _count_connection(self, fd: int, session: Session, group: int) -> None:
+        self._session_of[fd] = session
+        session.connections += 1
+        session.groups[group] += 1
+
+    def _uncount_connection(self, fd: int, group: int) -> Session:
+        """Of the session that it came with: by now another may have the slot."""
+        session = self._session_of.pop(fd)
+        session.connections -= 1
+        session.groups[group] -= 1
+        return session
+
+    def connection_closed(self, port: StreamPort, fd: int, group: int, why: int, ended: bool) -> None:
         """A worker gave a socket back (collector thread): tell the peer why, then close."""
         self._engine.nic.forget(fd)
-        session = port.sessions.at(slot)
-        if session is not None:
-            session.connections -= 1
-            session.groups[group] -= 1
+        session = self._uncount_connection(fd, group)
         if why > 0:
             code = ErrorCode(why)
             self._count(code.code)
             fields = {"stream": port.stream.name, "group": group, "why": code.code}
-            if session is not None:
-                fields |= {"producer": session.producer, "peer": session.peer}
+            fields |= {"producer": session.producer, "peer": session.peer}
             log.warning("connection_refused", extra={"fields": fields})
             sock = socket.socket(fileno=fd)
             sock.setblocking(False)

@@ -470,7 +470,7 @@ class Engine(Orders):
         if self._acceptor is None:
             os.close(fd)
         else:
-            self._acceptor.connection_closed(self._stream_at(stream).port, fd, group, slot, why, ended)
+            self._acceptor.connection_closed(self._stream_at(stream).port, fd, group, why, ended)
 
     def _stream_at(self, index: int) -> RunningStream:
         return self._by_index[index]

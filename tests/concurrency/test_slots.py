@@ -17,6 +17,7 @@ import flexstream as fs
 from flexstream.splits import NoLanes
 from flexstream.wire import FrameType, frame
 from tests.adversity import rig
+from tests.waiting import wait_until
 
 GROUP = 3
 OWNED_ELSEWHERE = 10_000_000  # a watermark that holds nothing
@@ -115,7 +116,7 @@ def a_slot_used_again(monkeypatch: pytest.MonkeyPatch, rows: np.ndarray) -> Iter
         owner = engine.placement()[GROUP]
         ended, other, kept = (Peer(engine) for _ in range(3))
         ended.send(rows)
-        rig.wait_until(lambda: engine.status()["streams"]["s"]["ledger"]["received"] == len(rows))
+        wait_until(lambda: engine.status()["streams"]["s"]["ledger"]["received"] == len(rows), "the rows")
         engine.mover.shared.lanes = Meant(ended.slot, other.slot)
         assert engine.mover.split(GROUP, 1 - owner).lent == {1 - owner: 2}
         ended.end()
@@ -149,9 +150,10 @@ def test_a_share_that_speaks_of_the_last_session_of_a_slot_does_not_end_the_next
     with a_slot_used_again(monkeypatch, first) as stage:
         stage.kept.promise(5_000)
         stage.other.promise(5_000)  # the borrower's share has the slot that it has not heard of: ended
-        rig.wait_until(lambda: stage.owner_knows(stage.other, 5_000) and stage.owner_knows(stage.kept, 5_000))
+        wait_until(lambda: stage.owner_knows(stage.other, 5_000), "what the owner knows of the lent one")
+        wait_until(lambda: stage.owner_knows(stage.kept, 5_000), "what the owner knows of its own")
         stage.next.send(late_comers)  # not late: this session has promised nothing
-        rig.wait_until(lambda: stage.received() == len(first) + len(late_comers))
+        wait_until(lambda: stage.received() == len(first) + len(late_comers), "the rows")
         assert stage.engine.status()["streams"]["s"]["ledger"]["late"] == 0
         stage.slow.catch_up()
         finish(stage, first, late_comers)
@@ -164,15 +166,33 @@ def test_a_connection_of_the_last_session_that_is_given_back_does_not_take_the_n
     first, second, third = rows_at(1_000, 30), rows_at(1_050, 4), rows_at(1_060, 4)
     with a_slot_used_again(monkeypatch, first) as stage:
         stage.next.send(second)
-        rig.wait_until(lambda: stage.received() == len(first) + len(second))
+        wait_until(lambda: stage.received() == len(first) + len(second), "the rows")
         stage.engine.mover.unsplit(GROUP)
         stage.slow.catch_up()
         stage.ended.data.close()
-        rig.wait_until(lambda: stage.engine.status()["connections"]["open"] == 3)
+        wait_until(lambda: stage.engine.status()["connections"]["open"] == 3, "the connections")
         stage.engine.move({GROUP: 1 - stage.owner})
         stage.next.data.close()
-        rig.wait_until(lambda: stage.engine.status()["connections"]["open"] == 2)
+        wait_until(lambda: stage.engine.status()["connections"]["open"] == 2, "the connections")
         assert stage.next.open() == len(second)
         stage.next.data.sendall(rig.data_frame(GROUP, third, sequence=len(second)))
-        rig.wait_until(lambda: stage.received() == len(first) + len(second) + len(third))
+        wait_until(lambda: stage.received() == len(first) + len(second) + len(third), "the rows")
         finish(stage, first, second, third)
+
+
+def test_a_connection_that_closes_late_is_not_counted_off_the_next_session() -> None:
+    with rig.serving(workers=1, max_sessions=1, balance="off") as engine:
+        ended = Peer(engine)
+        ended.end()
+        ended.wait_until_ended()
+        successor = Peer(engine)
+        assert successor.slot == ended.slot
+        wait_until(lambda: engine.status()["connections"]["open"] == 2, "the connections")
+        ended.data.close()
+        wait_until(lambda: engine.status()["connections"]["open"] == 1, "the connections")
+        (session,) = engine.status()["streams"]["s"]["sessions"]
+        assert (session["producer"], session["connections"]) == (successor.client.fields["producer"], 1)
+        successor.end()
+        successor.wait_until_ended()
+        for peer in (ended, successor):
+            peer.client.__exit__()

@@ -40,6 +40,7 @@ _STDERR = pytest.StashKey[TextIO]()
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background run ignores it, and so would children
     config.stash[_STDERR] = os.fdopen(os.dup(2), "w")  # the terminal's, not a test's: what ends the run must be seen
     handlers = config.pluginmanager.get_plugin("logging-plugin")
     for handler in (handlers.report_handler, handlers.caplog_handler):

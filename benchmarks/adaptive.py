@@ -4,7 +4,7 @@ In each the rows change half-way: the range of keys grows; five predicates swap 
 of the rows. The same rows go through the adaptive engine and through fixed variants, one run after the other, in
 turn. "regret" is the share of throughput that the adaptive engine loses against the best fixed variant over the
 whole run, compiling and measuring included; the worst of the three is judged. "dense_ratio" is the throughput of
-the dense array against the hash table at 10,000 keys. The plot shows throughput over time, with the switches.
+the dense array against the hash table at 10,000 keys. The plots show throughput over time, with the switches.
 
     python -m benchmarks.adaptive [--json] [--quick]
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import flexstream as fs
-from benchmarks import harness
+from benchmarks import harness, plot
 from benchmarks.harness import Cores
 from flexstream import col
 from flexstream.cython_ext.choices import PLAIN, Choices
@@ -33,7 +33,7 @@ SLICE_ROWS = 1_000_000
 PHASE_S = 4.0
 ROUNDS = 3
 KEYS = 10_000
-PLOT = harness.PROJECT / "benchmarks" / "adaptive.png"
+PLOTS = harness.PROJECT / "benchmarks" / "plots"
 
 Slice = list[tuple[int, np.ndarray]]
 
@@ -50,6 +50,7 @@ class Fixed:
 @dataclass(frozen=True)
 class Experiment:
     name: str
+    plot: str
     query: fs.Query
     phases: tuple[Callable[[np.random.Generator], np.ndarray], ...]
     fixed: tuple[Fixed, ...]
@@ -85,7 +86,7 @@ def key_range() -> Experiment:
 
     query = stream.query("q").window(fs.tumbling("10s")).agg(n=fs.count(), total=fs.sum("v"))
     fixed = (Fixed("hash table"), Fixed("dense array for the first range", Choices(dense=True), 16_384))
-    return Experiment("the range of keys grows", query, (keys(KEYS), keys(10 * KEYS)), fixed)
+    return Experiment("the range of keys grows", "range", query, (keys(KEYS), keys(10 * KEYS)), fixed)
 
 
 def predicates() -> Experiment:
@@ -106,7 +107,7 @@ def predicates() -> Experiment:
     orders = {"as written": (0, 1, 2, 3, 4), "the other way round": (4, 3, 2, 1, 0)}
     fixed = tuple(Fixed(name, Choices(order=tuple((i,) for i in order))) for name, order in orders.items())
     phases = (passing(0.95, 0.8, 0.6, 0.4, 0.05), passing(0.05, 0.4, 0.6, 0.8, 0.95))
-    return Experiment("five predicates swap their selectivities", query, phases, fixed)
+    return Experiment("five predicates swap their selectivities", "predicates", query, phases, fixed)
 
 
 def heavy_hitters() -> Experiment:
@@ -122,7 +123,7 @@ def heavy_hitters() -> Experiment:
 
     query = stream.query("q").window(fs.tumbling("10s")).agg(n=fs.count(), total=fs.sum("v"), spread=fs.stddev("v"))
     fixed = (Fixed("hash table"), Fixed("hot key apart", Choices(hot=True)))
-    return Experiment("one key gets most of the rows", query, (hot(0.0), hot(0.95)), fixed)
+    return Experiment("one key gets most of the rows", "hitters", query, (hot(0.0), hot(0.95)), fixed)
 
 
 EXPERIMENTS = (key_range, predicates, heavy_hitters)
@@ -219,6 +220,7 @@ def measure(experiment: Experiment, cores: Cores, rounds: int, phase_s: float) -
     last = runs["adaptive"][-1]
     return {
         "name": experiment.name,
+        "plot": experiment.plot,
         "regret": round(harness.median(regrets), 4),
         "rows": 2 * slices * SLICE_ROWS,
         "rounds": rounds,
@@ -231,34 +233,17 @@ def measure(experiment: Experiment, cores: Cores, rounds: int, phase_s: float) -
     }, {name: found[-1] for name, found in runs.items()}
 
 
-def plot(found: list[tuple[dict[str, Any], dict[str, Run]]]) -> str | None:
-    """Throughput over time. None: matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(len(found), 1, figsize=(9, 3.2 * len(found)), squeeze=False)
-    for (result, runs), axis in zip(found, axes[:, 0], strict=True):
-        for name, run in runs.items():
-            rates = [SLICE_ROWS / seconds / 1e6 for seconds in run.seconds]
-            axis.plot(run.ends, rates, label=name, linewidth=1.6 if name == "adaptive" else 0.9)
-        run = runs["adaptive"]
-        for entry in run.history:
-            at = entry["after_s"] - run.began
-            if at > 0:
-                axis.axvline(at, color="grey", linewidth=0.7, linestyle=":")
-                axis.annotate(entry["variant"], (at, 0), fontsize=6, rotation=90, va="bottom")
-        axis.set_title(result["name"], fontsize=9)
-        axis.set_xlabel("seconds", fontsize=8)
-        axis.set_ylabel("million rows/s", fontsize=8)
-        axis.set_ylim(bottom=0)
-        axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(PLOT, dpi=110)
-    return str(PLOT)
+def draw(result: dict[str, Any], runs: dict[str, Run]) -> str:
+    """Throughput over time with the switches, of the last round."""
+    path = PLOTS / f"adaptive-{result['plot']}.png"
+    lines = [
+        plot.Line(name, run.ends, [SLICE_ROWS / seconds / 1e6 for seconds in run.seconds])
+        for name, run in runs.items()
+    ]
+    run = runs["adaptive"]
+    marks = [(entry["after_s"] - run.began, entry["variant"]) for entry in run.history]
+    plot.draw(path, result["name"], "seconds", "million rows/s", lines, [mark for mark in marks if mark[0] > 0])
+    return str(path.relative_to(harness.PROJECT))
 
 
 def main() -> None:
@@ -283,7 +268,7 @@ def main() -> None:
         "regret": max(result["regret"] for result, _ in found),
         "dense_ratio": round(first["dense array for the first range"][0] / first["hash table"][0], 4),
         "targets": TARGETS,
-        "plot": plot(found),
+        "plots": [draw(*one) for one in found],
         "experiments": [result for result, _ in found],
     }
     word = "met" if result["regret"] <= TARGETS["regret"] else "MISSED"

@@ -84,8 +84,10 @@ def ticks(low: float, high: float, most: int = 8) -> list[float]:
     return [step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def draw(path: Path, title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> None:
-    """Lines over a linear x and a logarithmic y."""
+def draw(
+    path: Path, title: str, x_name: str, y_name: str, lines: Sequence[Line], marks: Sequence[tuple[float, str]] = ()
+) -> None:
+    """Lines over a linear x and a logarithmic y; marks are named places on x."""
     canvas = Canvas()
     xs = [x for line in lines for x in line.x] or [0.0, 1.0]
     ys = [y for line in lines for y in line.y if y > 0] or [0.1, 1.0]
@@ -106,6 +108,10 @@ def draw(path: Path, title: str, x_name: str, y_name: str, lines: Sequence[Line]
         bottom = place(value, 10.0**y_low)
         canvas.line(bottom, place(value, 10.0**y_high), GRID, 1)
         canvas.text(round(bottom[0]) - 8, HEIGHT - BOTTOM + 8, f"{value:g}")
+    for number, (value, name) in enumerate(marks):
+        bottom, top = place(value, 10.0**y_low), place(value, 10.0**y_high)
+        canvas.line(bottom, top, BLACK, 1)
+        canvas.text(round(bottom[0]) + 4, HEIGHT - BOTTOM - 14 * (1 + number % 4), name)
     for line, color in zip(lines, COLORS, strict=False):
         points = [place(x, y) for x, y in zip(line.x, line.y, strict=True)]
         for start, end in itertools.pairwise(points):

@@ -17,7 +17,7 @@ from flexstream.cython_ext.codegen import Pipeline
 from flexstream.typed import CALENDAR, Typed
 
 BETTER = 0.9  # another order must cost that much of the present one, at most
-MAX_DENSE_BYTES = 4 << 20
+MAX_DENSE_BYTES = 512 << 10  # as a second-level cache; beyond it the table is better, where keys lie closer together
 ROWS_PER_KEY = 4  # in a pane: a key's first row costs more in a dense array than in the table
 HOT, NO_LONGER_HOT = 0.5, 0.3
 _OPERATOR_COSTS = {  # in cycles, where it is more than one; divisions are by constants

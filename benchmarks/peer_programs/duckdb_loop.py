@@ -27,7 +27,7 @@ def run(table, size):
     parts = []
     for at in range(0, table.num_rows, size):
         batch = table.slice(at, size)  # noqa: F841  DuckDB finds it by its name
-        found = connection.execute(QUERY)
+        found = connection.sql(QUERY)
         take = getattr(found, "to_arrow_table", None) or found.fetch_arrow_table  # the name depends on the version
         parts.append(take())
     whole = pa.concat_tables(parts)  # noqa: F841

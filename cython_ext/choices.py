@@ -34,9 +34,9 @@ class Choices:
 PLAIN = Choices()
 
 
-def branch_free_from(fold_cost: float) -> float | None:
+def branch_free_from(fold_cost: float, can_mask: bool) -> float | None:
     """The share of rows that pass the filters from which on a branch costs more than to fold the others as nothing.
 
     With a branch a row costs MISS * min(share, 1 - share) + share * fold_cost, without one fold_cost. None: never.
     """
-    return fold_cost / (MISS + fold_cost) if fold_cost < MISS else None
+    return fold_cost / (MISS + fold_cost) if can_mask and fold_cost < MISS else None

@@ -99,7 +99,7 @@ class _Generator:
         self.stride = 8 * (1 + pipeline.key_words + pipeline.slots)
         self.dense_words = 1 + pipeline.slots
         self.hot = choices.hot and pipeline.can_be_hot
-        share = branch_free_from(pipeline.fold_cost) if pipeline.can_mask else None
+        share = branch_free_from(pipeline.fold_cost, pipeline.can_mask)
         undecided = choices.order is None and not (self.masked or self.hot or choices.instrumented)
         self.masked_from = share if undecided else None  # the share of rows that pass, from which on no branch is best
         self.keeps = self.masked or self.masked_from is not None  # dropped rows may come to the folds

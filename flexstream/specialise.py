@@ -161,7 +161,7 @@ def _present(shape: Shape, facts: Facts, choices: Choices) -> tuple[tuple[tuple[
     """Parts and whether the last is masked. Code without an order decides that by how many rows pass."""
     if choices.order is not None:
         return choices.order, choices.masked
-    share = branch_free_from(shape.fold_cost) if shape.can_mask else None
+    share = branch_free_from(shape.fold_cost, shape.can_mask)
     if share is not None and prod(facts.passed) > share:
         return (tuple(range(len(shape.costs))),), True
     return tuple((number,) for number in range(len(shape.costs))), False

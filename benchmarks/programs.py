@@ -55,10 +55,10 @@ class Discard:
 class Served:
     """A Python process of a benchmark that says it is ready, then answers each line of JSON with one."""
 
-    def __init__(self, module: str, *arguments: str, tree: Path = PROJECT) -> None:
+    def __init__(self, module: str, *arguments: str, tree: Path = PROJECT, leads_group: bool = False) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
+            cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, process_group=0 if leads_group else None,
         )  # fmt: skip
         self.pid = self._process.pid
         self.ready = self._answer()

@@ -62,6 +62,7 @@ class Watch:
         self._frame_rows = 1.0
         self._lanes = groups
         self._level = 0.0  # the imbalance that the last tick knew of
+        self._shares_s: float | None = None  # when the workers' shares were looked at
         self.waiting = np.zeros(groups)  # backlog above what comes in a few milliseconds
 
     def refresh(self, half_life_s: float) -> float | None:
@@ -106,9 +107,13 @@ class Watch:
         total = float(self._recent.sum() + growth.sum())
         if active < 2 or total < 1.0:
             return False
-        out = imbalance(self._recent, growth, placement, limits, balancer.config)
+        strayed = excess(self._recent, growth, placement, limits, balancer.config)
+        out = float(np.abs(strayed).max())
+        if self._shares_s is not None and self._looked_s is not None:
+            balancer.jitter.add(self._looked_s - self._shares_s, strayed)
+        self._shares_s = self._looked_s
         if out > self._level + balancer.config.dead_band_percent:  # most looks end here: the rest costs more
-            balancer.rows_come_in(self._roughness(total))
+            balancer.rows_come_in(self.roughness(total))
             if out > self._level + balancer.band_percent(total, active):
                 self._level = out
                 return True
@@ -121,7 +126,7 @@ class Watch:
         if self._batches > 0:
             self._frame_rows = max(1.0, float(self._since_tick.sum()) / self._batches)
         self._lanes = self._loads.lanes()
-        balancer.rows_come_in(self._roughness(float(rows.sum())))
+        balancer.rows_come_in(self.roughness(float(rows.sum())))
         self.forget_tick()
         return rows
 
@@ -134,7 +139,7 @@ class Watch:
         self._growth.forget()
         self._level = 0.0
 
-    def _roughness(self, rows: float) -> float:
+    def roughness(self, rows: float) -> float:
         """How many rows count as one when chance is judged.
 
         At worst the rows of a frame. But a lane sends its frames in turn, so its count is out by less than a frame,
@@ -154,15 +159,16 @@ class Watch:
         return rows if rows.sum() >= 1.0 else np.zeros(len(rows))
 
 
-def imbalance(rows: Floats, growth: Floats, placement: Sequence[int], limits: Limits, config: BalancerConfig) -> float:
-    """How far the worst worker is from its share, in percent of it."""
+def excess(rows: Floats, growth: Floats, placement: Sequence[int], limits: Limits, config: BalancerConfig) -> Floats:
+    """How far each worker is from its share, in percent of it."""
     came, grew = float(rows.sum()), float(growth.sum())
     active = limits.workers - len(limits.inactive)
     if came + grew <= 0.0:
-        return 0.0
+        return np.zeros(limits.workers)
     percent = rows
     if grew > config.accumulation_floor * came:
         percent = group_percent(rows, growth, active, weigh(config.weights, came, grew))
     placed = worker_percent(percent, np.array(placement, np.int32), limits)
     placed *= SHARE * active / float(placed.sum())
-    return max(abs(float(load) - SHARE * (worker not in limits.inactive)) for worker, load in enumerate(placed))
+    placed[[worker for worker in range(limits.workers) if worker not in limits.inactive]] -= SHARE
+    return placed

@@ -21,7 +21,8 @@ from flexstream.nic.balancer import Balancer, BalancerConfig, Decision, Verdict
 from flexstream.nic.placement_plan import Limits, Plan, plan, worker_percent
 from flexstream.rebalance_history import LATENCY_TAIL_S, Entry, Latency, decision_numbers, plan_numbers
 from flexstream.rebalance_splits import SplitKeeper
-from flexstream.rebalance_watch import LoadSource, Watch, imbalance
+from flexstream.rebalance_trim import Trim
+from flexstream.rebalance_watch import LoadSource, Watch, excess
 from flexstream.splits import LaneSource, NoLanes
 
 log = logging.getLogger("flexstream.rebalance")
@@ -29,7 +30,7 @@ log = logging.getLogger("flexstream.rebalance")
 LOOK_S = 0.01
 CALM_LOOK_S = 0.02
 MOST_CALM_LOOK_S = 0.1
-CALM_COST = 0.01  # of a core: with many connections looks cost more, and come less often while all is well
+CALM_COST = 0.008  # of a core: with many connections looks cost more, and come less often while all is well
 QUIET_LOOK_S = 0.25  # no rows come
 OFF_LOOK_S = 1.0
 MOVE_TIMEOUT_S = 10.0
@@ -82,6 +83,7 @@ class Rebalancer(threading.Thread):
         self._history: deque[Entry] = deque(maxlen=HISTORY)
         groups = self._groups = len(placement())
         self.balancer = Balancer(groups, config)
+        self.trim = Trim(groups, config)
         self.auto = auto
         self._watch = Watch(loads, groups, clock, self._stopping)
         self._decision: Decision | None = None
@@ -125,6 +127,7 @@ class Rebalancer(threading.Thread):
             if ticks:
                 self._tick(now_s, turned)
             self._look_at_splits(now_s)
+            self._trim(now_s)
             if not ticks:
                 self._look_cost_s += 0.1 * (self._cpu_clock() - begin_s - self._look_cost_s)
             if self._watch.quiet:
@@ -142,17 +145,31 @@ class Rebalancer(threading.Thread):
         self._decision = decision
         entry = self._note_decision(decision)
         if decision.moves:
-            targets = {group: target for group, _, target in decision.moves}
-            try:
-                self._carry_out(entry, targets, MOVE_TIMEOUT_S)
-            except FlexStreamError as error:
-                log.warning("rebalance_failed", extra={"fields": {"why": error.message, "plan": decision.text}})
-            self._watch.moved()
+            self._carry_out_by_itself(entry, decision)
+            self.trim.begin_anew(self._clock())
+
+    def _trim(self, now_s: float) -> None:
+        self.trim.add(self._loads.fresh)
+        decision = self.trim.tick(now_s, self._watch.roughness, self._placement(), self.limits())
+        if decision is not None:
+            entry = Entry("trim", decision.text, decision_numbers(decision))
+            self._history.append(entry)
+            self._carry_out_by_itself(entry, decision)
+            self.balancer.settle(self._clock(), self.balancer.config.cool_down_s)
+
+    def _carry_out_by_itself(self, entry: Entry, decision: Decision) -> None:
+        targets = {group: target for group, _, target in decision.moves}
+        try:
+            self._carry_out(entry, targets, MOVE_TIMEOUT_S)
+        except FlexStreamError as error:
+            log.warning("rebalance_failed", extra={"fields": {"why": error.message, "plan": decision.text}})
+        self._watch.moved()
 
     def _look_at_splits(self, now_s: float) -> None:
         if self.splitter.look(now_s, self._watch.rows_lately(), self.limits(), self._history.append):
             self._watch.moved()
             self.balancer.settle(self._clock(), PARTS_KNOWN_S)
+            self.trim.begin_anew(self._clock())
 
     def _note_decision(self, decision: Decision) -> Entry:
         entry = Entry("tick", decision.text, decision_numbers(decision))
@@ -359,16 +376,14 @@ class Rebalancer(threading.Thread):
         last = next((entry for entry in reversed(self._history) if entry.moves), None)
         if last is not None:
             last.measure(self._latency)
-        nothing = np.zeros(len(rows))
+        strayed = excess(rows, np.zeros(len(rows)), placement, limits, self.balancer.config)
         return {
             "automatic": self.auto,
             "frozen": sorted(self._frozen),
             "inactive": sorted(self._inactive),
             "split": self.splitter.status(),
             "too_hot": list(self.splitter.too_hot.values()),
-            "imbalance_percent": round(imbalance(rows, nothing, placement, limits, self.balancer.config), 1)
-            if total
-            else None,
+            "imbalance_percent": round(float(np.abs(strayed).max()), 1) if total else None,
             "dead_band_percent": round(decision.dead_band_percent, 1)
             if decision is not None and math.isfinite(decision.dead_band_percent)
             else None,

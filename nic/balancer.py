@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from flexstream.errors import ConfigError
 from flexstream.nic.growth import Growth, net_growth
+from flexstream.nic.jitter import Jitter
 from flexstream.nic.placement_plan import (
     SHARE,
     Limits,
@@ -161,6 +162,7 @@ class Balancer:
         self._seed = seed
         self._rows = np.zeros(groups)
         self._growth = Growth(groups, config.growth_half_life_s)
+        self.jitter = Jitter(config.half_life_s)  # of the shares; who looks at them tells it
         self._waiting: NDArray[np.float64] | None = None
         self._last_s: float | None = None
         self._interval_s = config.min_tick_s
@@ -191,6 +193,7 @@ class Balancer:
         is known who has how much now, and then every group may."""
         self._rows = np.zeros_like(self._rows)
         self._growth.forget()
+        self.jitter.moved()
         self._candidate = None
         self._quiet_until_s = now_s + for_s
         self._moved_at_s[:] = -math.inf
@@ -212,12 +215,13 @@ class Balancer:
                 f"the clock went back from {self._last_s} to {now_s}", code="bad_clock", hint="use a monotonic clock"
             )
         check_limits(limits, self.config.weights, placement, len(counted))
+        elapsed_s = 0.0 if self._last_s is None else now_s - self._last_s
         grown = self._remember(now_s, counted, waits)
         effective = self._effective(now_s, placement, limits)
         weighed = self._signal(self._rows, placement, limits)
         made = self._plan(self._rows, weighed, placement, effective)
         total = float(self._rows.sum() + weighed.sum())
-        band = self.band_percent(total, limits.workers - len(limits.inactive))
+        band = self.band_percent(total, limits.workers - len(limits.inactive), elapsed_s)
         if self._candidate is not None:
             self._candidate.add(counted, grown)
         verdict, text, chosen = self._judge(now_s, made, band, effective, limits)
@@ -226,6 +230,7 @@ class Balancer:
             self._quiet_until_s = now_s + self.config.cool_down_s
             self._candidate = None
             self._growth.forget()  # what piled up there, comes elsewhere now
+            self.jitter.moved()
             for group, _, _ in chosen.moves:
                 self._moved_at_s[group] = now_s
         rows_seen, gap_s = float(self._rows.sum()), self.next_at_s - now_s
@@ -260,13 +265,16 @@ class Balancer:
         """So many rows arrive as one: counts are that much rougher."""
         self.config = replace(self.config, rows_per_batch=max(1.0, rows_per_batch))
 
-    def band_percent(self, rows: float, active: int) -> float:
-        """The dead band for so many counted rows: how far a worker may seem out by chance alone (counts of
-        independent batches, several sigmas), and never less than the configured one."""
+    def band_percent(self, rows: float, active: int, over_s: float = 0.0) -> float:
+        """The dead band for so many rows, counted over that time: how far a worker may seem out by chance alone
+        (counts of independent batches, several sigmas), or as far as shares were seen to stray, and never less than the
+        configured one."""
         if rows <= 0.0:
             return math.inf
-        noise = self.config.noise_sigmas * SHARE * math.sqrt(active * self.config.rows_per_batch / rows)
-        return max(self.config.dead_band_percent, noise)
+        chance = SHARE * math.sqrt(active * self.config.rows_per_batch / rows)
+        counted_s = self.config.half_life_s / math.log(2.0)
+        strays = self.jitter.sigma * math.sqrt(counted_s / max(counted_s, over_s))
+        return max(self.config.dead_band_percent, self.config.noise_sigmas * max(chance, strays))
 
     def _effective(self, now_s: float, placement: Sequence[int], limits: Limits) -> Limits:
         """The caller's limits, with what moved a moment ago frozen, except on workers that are to be emptied."""
@@ -315,7 +323,7 @@ class Balancer:
         further = float(net_growth(candidate.grown, placement, effective.workers).sum())
         growth = growth * min(1.0, further / max(float(growth.sum()), 1e-9))  # full buffers grow no further
         total = float(candidate.rows.sum() + growth.sum())
-        band = self.band_percent(total, effective.workers - len(effective.inactive))
+        band = self.band_percent(total, effective.workers - len(effective.inactive), now_s - candidate.at_s)
         gain, sigma = candidate.gain(growth, self.config)
         wanted = band * band + self.config.gain_sigmas * sigma
         numbers = f"on fresh rows the gain is {gain:.0f}, wanted {wanted:.0f}"

@@ -1,9 +1,9 @@
 /* The one sender of all ingest benchmarks: pre-framed DATA, one connection per group, in turn, in a loop.
  *
  * The file holds wire frames as they would be sent, in sending order, all of one row size. Per loop the row sequence
- * is patched into each header and, with --time-delta, the event times move on. After the duration: EOS everywhere,
- * then it waits until the receiver says that the session has ended, so that rows / seconds is what was *taken*, not
- * what was put into socket buffers. Prints one JSON object.
+ * is patched into each header and, with --time-delta, the event times move on. After the duration, or on SIGTERM: EOS
+ * everywhere, then it waits until the receiver says that the session has ended, so that rows / seconds is what was
+ * *taken*, not what was put into socket buffers. Prints one JSON object.
  *
  *   sender --port n --frames file --groups G --stream ads --schema hash --row-bytes 78 [--cpu n] [--duration-ms 1000]
  *          [--rows max] [--time-offset n --time-delta n] [--watermark-every n] [--crc 1] [--rate rows/s]
@@ -17,6 +17,14 @@ enum { CHAINS = 3 };
 static uint64_t sent_frames[MAX_GROUPS];
 static uint64_t planned_row[MAX_GROUPS]; /* behind the frames that are ready; next_row is behind those that were sent */
 static int64_t time_delta, first_time = INT64_MAX;
+
+static volatile sig_atomic_t told_to_end;
+
+static void end_soon(int signal_number)
+{
+    (void)signal_number;
+    told_to_end = 1;
+}
 
 typedef int64_t __attribute__((aligned(1))) unaligned_time; /* rows are packed */
 
@@ -108,6 +116,7 @@ int main(int argc, char **argv)
     send_buffer = number(argc, argv, "--sndbuf", 0);
     pin_to(number(argc, argv, "--cpu", -1));
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGTERM, end_soon);
     load_frames(option(argc, argv, "--frames", "frames.bin"));
     find_watermarks();
 
@@ -120,8 +129,8 @@ int main(int argc, char **argv)
 
     int64_t rows = 0, bytes = 0, count = 0, loop = 0, markers = 0;
     int64_t start = now_ns(), start_cpu = cpu_ns(), now = start, marker_due = start + marker_every;
-    for (; now - start < duration && rows < limit; loop++) {
-        for (size_t i = 0; i < frame_count && now - start < duration && rows < limit; i++) {
+    for (; now - start < duration && rows < limit && !told_to_end; loop++) {
+        for (size_t i = 0; i < frame_count && now - start < duration && rows < limit && !told_to_end; i++) {
             struct frame *frame = &frames[i];
             if (with_crc && i % CHAINS == 0) {
                 struct frame *some[CHAINS];

@@ -37,6 +37,8 @@ static void receive_all(int fd, void *data, size_t size)
 {
     for (char *at = data; size > 0;) {
         ssize_t got = recv(fd, at, size, 0);
+        if (got < 0 && errno == EINTR)
+            continue; /* stopped and continued: sockets with a time limit say so */
         if (got <= 0)
             DIE("the receiver closed the connection or was silent for %d s", PATIENCE_S);
         at += got, size -= got;
@@ -64,6 +66,8 @@ static void send_all(int fd, const char *at, size_t size)
 {
     while (size > 0) {
         ssize_t sent = send(fd, at, size, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR)
+            continue;
         if (sent <= 0) {
             if (errno == EPIPE || errno == ECONNRESET)
                 receive_answer(fd); /* shows the ERROR frame if there is one */

@@ -3,10 +3,11 @@
   python -m benchmarks.zipf [--json] [--quick]
 
 Two workers, costly rows, four producers that send as fast as they are let. Keys are Zipf with z from 0.2 to 2.0 over
-10,000 campaigns. For each z three engines are set up with their producers: balanced (groups moved, and split when they
-are hotter than a core), not balanced, and one with uniform keys. After a warm-up, in which the balancer has its time,
-they run in turn for a fraction of a second each while the others are stopped (SIGSTOP), so that whatever else happens
-to the machine happens to all of them; the ratio is the median over neighbouring turns.
+10,000 campaigns. An engine with its producers that is balanced (groups moved, and split when they are hotter than a
+core) and one with uniform keys run in turn, a fraction of a second each, while the other is stopped (SIGSTOP): whatever
+else happens to the machine happens to both. Before that, the balancer has had its time. The ratio is the median over
+neighbouring turns of several rounds, each with new processes (the same work costs 10% more in one than in another).
+The engine that is not balanced runs in the first round only.
 Beside the throughput there are the CPU nanoseconds that workers take for a row, the part of a core that the balancer's
 thread takes, and the evenness: rows of the mean worker / rows of the busiest, which is what the placement alone would
 let through.
@@ -23,6 +24,8 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,10 +36,12 @@ from benchmarks.programs import Served
 from benchmarks.zipf_frames import PRODUCERS, bound, shares_of_groups, zipf_frames
 
 WORKERS = 2
-EXPONENTS = (0.2, 0.6, 1.0, 1.4, 1.6, 1.8, 2.0)
-TURNS = 24  # of the balanced engine and of the uniform one, for each z
-UNBALANCED_TURNS = 6
+EXPONENTS = (0.2, 0.6, 1.0, 1.4, 1.8, 2.0)
+ROUNDS = 3
+TURNS = 10  # of the balanced engine and of the uniform one, in each round and for each z
+UNBALANCED_TURNS = 4
 WARM_S = 4.0  # a split is made when a group has been hot for a while, and then the others find their places
+UNIFORM_WARM_S = 1.5
 SETTLE_S, TURN_S = 0.06, 0.25
 UNIFORM = 0.0
 TARGET = 0.05
@@ -91,58 +96,104 @@ class Turns(Served):
         self.go_on()
         return self.ask("end")
 
-    def of(self, value: str) -> float:
-        return median([turn[value] for turn in self.turns])
-
-    def evenness(self) -> float:
-        rows = sum(turn["rows"] for turn in self.turns)
-        return float(rows.mean() / max(1, rows.max()))
-
     def __exit__(self, *error: Any) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.go_on()
         super().__exit__(*error)
 
 
-def measure(z: float, turns: int, warm_s: float) -> dict[str, Any]:
-    shares = shares_of_groups(z)
-    with (
-        Turns(z, balanced=True) as ours,
-        Turns(UNIFORM, balanced=False) as uniform,
-        Turns(z, balanced=False) as unbalanced,
-    ):
-        for one in (ours, uniform, unbalanced):
-            one.warm_up(warm_s)
-        for number in range(turns):
-            order = [ours, uniform] if number % 2 == 0 else [uniform, ours]
-            for one in order + [unbalanced] * (number < UNBALANCED_TURNS):
-                one.turn(TURN_S)
-        history = ours.finish()["history"]
-        for one in (uniform, unbalanced):
-            one.finish()
-    ratios = [a["rows_per_s"] / b["rows_per_s"] for a, b in zip(ours.turns, uniform.turns, strict=True)]
-    by_placement, by_split = bound(shares, WORKERS), bound(shares / PRODUCERS, WORKERS)  # each has a connection
-    return {
-        "z": z,
-        "balanced_ratio": round(median(ratios), 4),
-        "balanced_spread": harness.spread(ratios),
-        "unbalanced_ratio": round(unbalanced.of("rows_per_s") / uniform.of("rows_per_s"), 4),
-        "uniform_records_per_s": round(uniform.of("rows_per_s")),
-        "hottest_group": round(float(shares.max()), 4),
-        "bound": round(by_split, 4),
-        "possible": by_split >= 1.0,
-        "needs_split": by_placement < 1.0,
-        "moves": ours.turns[-1]["moves"],
-        "moves_in_turns": ours.turns[-1]["moves"] - ours.turns[0]["moves"],
-        "split_groups": ours.turns[-1]["splits"],
-        "row_ns": round(ours.of("row_ns"), 1),
-        "uniform_row_ns": round(uniform.of("row_ns"), 1),
-        "balancer_cores": round(ours.of("balancer_cores"), 4),
-        "evenness": round(ours.evenness(), 4),
-        "uniform_evenness": round(uniform.evenness(), 4),
-        "turns": len(ratios),
-        "history": [entry["text"] for entry in history if entry["what"] != "tick" or entry["moved"]],
-    }
+@dataclass
+class Case:
+    """What was found for one z."""
+
+    z: float
+    ours: list[dict[str, Any]] = field(default_factory=list)  # turns
+    uniform: list[dict[str, Any]] = field(default_factory=list)  # each beside one of ours
+    unbalanced_ratio: float | None = None
+    evenness: list[float] = field(default_factory=list)  # of rounds
+    uniform_evenness: list[float] = field(default_factory=list)
+    history: list[str] = field(default_factory=list)  # of the balancer, in the last round
+
+    def measure(self, uniform: Turns, turns: int) -> None:
+        with Turns(self.z, balanced=True) as ours:
+            ours.warm_up(WARM_S)
+            first = len(uniform.turns)
+            for number in range(turns):
+                for one in (ours, uniform) if number % 2 == 0 else (uniform, ours):
+                    one.turn(TURN_S)
+            told = ours.finish()["history"]
+        beside = uniform.turns[first:]
+        self.ours += ours.turns
+        self.uniform += beside
+        self.evenness.append(evenness(ours.turns))
+        self.uniform_evenness.append(evenness(beside))
+        self.history = [entry["text"] for entry in told if entry["what"] != "tick" or entry["moved"]]
+
+    def measure_unbalanced(self, uniform: Turns) -> None:
+        with Turns(self.z, balanced=False) as unbalanced:
+            unbalanced.warm_up(UNIFORM_WARM_S)
+            ratios = []
+            for _ in range(UNBALANCED_TURNS):
+                unbalanced.turn(TURN_S)
+                uniform.turn(TURN_S)
+                ratios.append(unbalanced.turns[-1]["rows_per_s"] / uniform.turns[-1]["rows_per_s"])
+            unbalanced.finish()
+        self.unbalanced_ratio = round(median(ratios), 4)
+
+    def summary(self) -> dict[str, Any]:
+        shares = shares_of_groups(self.z)
+        ratios = [a["rows_per_s"] / b["rows_per_s"] for a, b in zip(self.ours, self.uniform, strict=True)]
+        by_placement, by_split = bound(shares, WORKERS), bound(shares / PRODUCERS, WORKERS)  # each has a connection
+        return {
+            "z": self.z,
+            "balanced_ratio": round(median(ratios), 4),
+            "balanced_spread": harness.spread(ratios),
+            "unbalanced_ratio": self.unbalanced_ratio,
+            "uniform_records_per_s": round(median_of(self.uniform, "rows_per_s")),
+            "hottest_group": round(float(shares.max()), 4),
+            "bound": round(by_split, 4),
+            "possible": by_split >= 1.0,
+            "needs_split": by_placement < 1.0,
+            "moves": self.ours[-1]["moves"],
+            "split_groups": self.ours[-1]["splits"],
+            "row_ns": round(median_of(self.ours, "row_ns"), 1),
+            "uniform_row_ns": round(median_of(self.uniform, "row_ns"), 1),
+            "balancer_cores": round(median_of(self.ours, "balancer_cores"), 4),
+            "evenness": round(median(self.evenness), 4),
+            "uniform_evenness": round(median(self.uniform_evenness), 4),
+            "turns": len(ratios),
+            "rounds": len(self.evenness),
+            "history": self.history,
+        }
+
+
+def median_of(turns: list[dict[str, Any]], value: str) -> float:
+    return median([turn[value] for turn in turns])
+
+
+def evenness(turns: list[dict[str, Any]]) -> float:
+    """Rows of the mean worker / rows of the busiest."""
+    rows = sum(turn["rows"] for turn in turns)
+    return float(rows.mean() / max(1, rows.max()))
+
+
+def measure_all(exponents: Sequence[float], rounds: int, turns: int, end: float) -> list[Case]:
+    """All z in every round. One begins only if it would end in time, by what the longest took."""
+    cases = [Case(z) for z in exponents]
+    longest = 0.0
+    for number in range(rounds):
+        with Turns(UNIFORM, balanced=False) as uniform:
+            uniform.warm_up(UNIFORM_WARM_S)
+            for case in cases:
+                begin = time.monotonic()
+                if case.ours and begin + longest > end:
+                    break
+                case.measure(uniform, turns)
+                longest = max(longest, time.monotonic() - begin)
+                if number == 0:
+                    case.measure_unbalanced(uniform)
+            uniform.finish()
+    return cases
 
 
 def worst_loss(cases: list[dict[str, Any]]) -> float | None:
@@ -157,14 +208,8 @@ def main() -> None:
     for z in (*exponents, UNIFORM):
         for producer in range(PRODUCERS):
             zipf_frames(z, producer)
-    cases, longest = [], 0.0
-    for z in exponents:
-        begin = time.monotonic()
-        if begin + longest > end:
-            print(f"no time is left for z={z} and above")
-            break
-        cases.append(measure(z, options.pairs, WARM_S))
-        longest = max(longest, time.monotonic() - begin)
+    rounds = 1 if options.quick else ROUNDS
+    cases = [case.summary() for case in measure_all(exponents, rounds, options.pairs, end)]
     harness.print_table(
         HEADINGS,
         [
@@ -175,6 +220,7 @@ def main() -> None:
             for c in cases
         ],
     )  # fmt: skip
+    print(f"{min(c['rounds'] for c in cases)} to {max(c['rounds'] for c in cases)} rounds")
     for case in cases:
         if not case["possible"]:
             print(

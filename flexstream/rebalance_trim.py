@@ -1,8 +1,8 @@
 """The last few percent: what stays uneven for seconds, and is too little to hurry about.
 
-The balancer that answers a turned load within milliseconds judges by few rows, so it must let small differences be. Over
-seconds rows tell them from chance. Here the same rule works on a slower clock and with a narrower band, whenever the
-quick one has had nothing to do for a while.
+The balancer that answers a turned load within milliseconds judges by few rows, so it must let small differences be.
+Over seconds rows tell them from chance. Here the same rule works on a slower clock and with a narrower band, whenever
+the quick one has had nothing to do for a while.
 """
 
 from __future__ import annotations

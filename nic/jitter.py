@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MEAN_TIMES, SPREAD_TIMES = 10.0, 100.0  # half-lives of what is followed, in those of the counts
+LEAST_SEEN = 0.1  # of that time: after less, what was seen is taken for that much
 
 
 class Jitter:
@@ -23,6 +24,7 @@ class Jitter:
         self._half_life_s = half_life_s
         self._mean: Floats | None = None
         self._square = 0.0
+        self._seen = 0.0  # how much of its time it has seen, from 0 to 1
 
     def add(self, elapsed_s: float, shares: Floats) -> None:
         if self._mean is None or len(self._mean) != len(shares):
@@ -32,6 +34,7 @@ class Jitter:
         age = elapsed_s / self._half_life_s
         kept, followed = 0.5 ** (age / SPREAD_TIMES), 0.5 ** (age / MEAN_TIMES)
         self._square = self._square * kept + strayed * strayed * (1.0 - kept)
+        self._seen = 1.0 - (1.0 - self._seen) * kept
         self._mean = self._mean * followed + shares * (1.0 - followed)
 
     def moved(self) -> None:
@@ -40,4 +43,4 @@ class Jitter:
 
     @property
     def sigma(self) -> float:
-        return math.sqrt(self._square)
+        return math.sqrt(self._square / max(self._seen, LEAST_SEEN))

@@ -182,7 +182,7 @@ def test_each_way_counts_every_row_once_whatever_moves(way: str, project: Path) 
 
 
 def test_zipf_shares_add_up_and_fall() -> None:
-    from benchmarks.zipf import weights
+    from benchmarks.zipf_frames import weights
 
     shares = weights(1000, 1.0)
     assert shares.sum() == pytest.approx(1.0)
@@ -191,7 +191,7 @@ def test_zipf_shares_add_up_and_fall() -> None:
 
 
 def test_the_hottest_group_bounds_what_any_placement_reaches() -> None:
-    from benchmarks.zipf import bound, group_shares
+    from benchmarks.zipf_frames import bound, group_shares
 
     shares = group_shares(np.array([0, 0, 1]), np.array([0.5, 0.3, 0.2]), 2)
     assert shares.tolist() == pytest.approx([0.8, 0.2])

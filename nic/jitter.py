@@ -11,6 +11,7 @@ Floats = NDArray[np.float64]
 
 MEAN_TIMES, SPREAD_TIMES = 10.0, 100.0  # half-lives of what is followed, in those of the counts
 LEAST_SEEN = 0.1  # of that time: after less, what was seen is taken for that much
+MOST_SIGMAS, MOST_MORE = 3.0, 5.0  # what strays further is no jitter but a load that turns; or else it will come again
 
 
 class Jitter:
@@ -30,7 +31,7 @@ class Jitter:
         if self._mean is None or len(self._mean) != len(shares):
             self._mean = shares.copy()
             return
-        strayed = float(np.abs(shares - self._mean).max())
+        strayed = min(float(np.abs(shares - self._mean).max()), MOST_SIGMAS * self.sigma + MOST_MORE)
         age = elapsed_s / self._half_life_s
         kept, followed = 0.5 ** (age / SPREAD_TIMES), 0.5 ** (age / MEAN_TIMES)
         self._square = self._square * kept + strayed * strayed * (1.0 - kept)

@@ -138,9 +138,11 @@ int main(int argc, char **argv)
         header->sequence = next_row[group];
         next_row[group] += frame->rows;
         char *time_at = frame->data + HEADER_BYTES + time_offset;
-        for (uint32_t row = 0; row < frame->rows; row++, time_at += row_bytes) {
-            int64_t t = start_time + (rows + row) * 1000 / event_rate;
-            memcpy(time_at, &t, 8);
+        int64_t time = start_time + rows * 1000 / event_rate, rest = rows * 1000 % event_rate;
+        for (uint32_t row = 0; row < frame->rows; row++, time_at += row_bytes, rest += 1000) {
+            for (; rest >= event_rate; rest -= event_rate)
+                time++;
+            memcpy(time_at, &time, 8);
         }
         size_t size = HEADER_BYTES + frame->payload_bytes;
         if (watermark_every && next_of[group] % watermark_every == 0)

@@ -12,7 +12,7 @@ from flexstream.nic.balancer import Balancer
 from flexstream.nic.jitter import Jitter
 from flexstream.nic.placement_plan import Limits
 from flexstream.rebalance_trim import Trim
-from tests.unit.test_rebalancing_turn import GROUPS, WORKERS, Frames
+from tests.unit.test_rebalancing_turn import GROUPS, TURN_S, WORKERS, Frames
 
 RATE, FIT_S, END_S = 2e6, 0.03, 8.0
 
@@ -59,16 +59,17 @@ def run(fits: Fits) -> Fits:
 @pytest.mark.parametrize("size", [0.1, 0.2])
 def test_rows_in_fits_and_starts_move_next_to_nothing(size: float, seed: int) -> None:
     fits = run(Fits(fits=size, seed=seed))
-    assert len(fits.batches) <= 2, fits.batches  # in eight seconds; ten times as many without a look at the fits
+    assert len(fits.batches) <= 3, fits.batches  # in eight seconds; ten times as many without a look at the fits
     assert fits.imbalance() <= 5.0
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_load_that_turns_among_fits_is_balanced_at_once(seed: int) -> None:
-    fits = run(Fits(fits=0.1, seed=seed, turns_s=4.0))
-    after = [at_s + 1.0 - 4.0 for at_s, _ in fits.batches if at_s + 1.0 > 4.0]
-    assert after, fits.batches
-    assert after[0] <= 0.3, fits.batches
+@pytest.mark.parametrize(("size", "turns_s", "within_s"), [(0.1, 4.0, 0.3), (0.02, 1.0, 0.1), (0.02, 4.0, 0.1)])
+def test_a_load_that_turns_is_no_fit(size: float, turns_s: float, within_s: float, seed: int) -> None:
+    fits = run(Fits(fits=size, seed=seed, turns_s=turns_s))
+    after_s = [at_s + TURN_S - turns_s for at_s, _ in fits.batches if at_s + TURN_S > turns_s]
+    assert after_s, fits.batches
+    assert after_s[0] <= within_s, fits.batches
     assert fits.imbalance() <= 5.0
 
 

@@ -83,11 +83,9 @@ class Turns(Served):
         self.turns.append(
             {
                 "rows_per_s": float(rows.sum()) / took,
-                "rows": rows,
-                "row_ns": 1e9 * (after["worker_s"] - before["worker_s"]) / max(1, int(rows.sum())),
+                "began": before,
+                "ended": after,
                 "balancer_cores": (after["balancer_s"] - before["balancer_s"]) / took,
-                "moves": after["moves"],
-                "splits": after["splits"],
             }
         )
 
@@ -102,6 +100,23 @@ class Turns(Served):
         super().__exit__(*error)
 
 
+@dataclass(frozen=True)
+class Round:
+    """All turns of an engine in one round together."""
+
+    row_ns: float  # CPU of the workers
+    evenness: float  # rows of the mean worker / rows of the busiest
+
+    @classmethod
+    def of(cls, turns: list[dict[str, Any]]) -> Round:
+        began, ended = turns[0]["began"], turns[-1]["ended"]
+        rows = np.subtract(ended["rows"], began["rows"])
+        return cls(
+            row_ns=1e9 * (ended["worker_s"] - began["worker_s"]) / max(1, int(rows.sum())),
+            evenness=float(rows.mean() / max(1, rows.max())),
+        )
+
+
 @dataclass
 class Case:
     """What was found for one z."""
@@ -110,8 +125,7 @@ class Case:
     ours: list[dict[str, Any]] = field(default_factory=list)  # turns
     uniform: list[dict[str, Any]] = field(default_factory=list)  # each beside one of ours
     unbalanced_ratio: float | None = None
-    evenness: list[float] = field(default_factory=list)  # of rounds
-    uniform_evenness: list[float] = field(default_factory=list)
+    rounds: list[tuple[Round, Round]] = field(default_factory=list)  # ours and uniform
     history: list[str] = field(default_factory=list)  # of the balancer, in the last round
 
     def measure(self, uniform: Turns, turns: int) -> None:
@@ -125,8 +139,7 @@ class Case:
         beside = uniform.turns[first:]
         self.ours += ours.turns
         self.uniform += beside
-        self.evenness.append(evenness(ours.turns))
-        self.uniform_evenness.append(evenness(beside))
+        self.rounds.append((Round.of(ours.turns), Round.of(beside)))
         self.history = [entry["text"] for entry in told if entry["what"] != "tick" or entry["moved"]]
 
     def measure_unbalanced(self, uniform: Turns) -> None:
@@ -154,27 +167,21 @@ class Case:
             "bound": round(by_split, 4),
             "possible": by_split >= 1.0,
             "needs_split": by_placement < 1.0,
-            "moves": self.ours[-1]["moves"],
-            "split_groups": self.ours[-1]["splits"],
-            "row_ns": round(median_of(self.ours, "row_ns"), 1),
-            "uniform_row_ns": round(median_of(self.uniform, "row_ns"), 1),
+            "moves": self.ours[-1]["ended"]["moves"],
+            "split_groups": self.ours[-1]["ended"]["splits"],
+            "row_ns": round(median([ours.row_ns for ours, _ in self.rounds]), 1),
+            "uniform_row_ns": round(median([uniform.row_ns for _, uniform in self.rounds]), 1),
             "balancer_cores": round(median_of(self.ours, "balancer_cores"), 4),
-            "evenness": round(median(self.evenness), 4),
-            "uniform_evenness": round(median(self.uniform_evenness), 4),
+            "evenness": round(median([ours.evenness for ours, _ in self.rounds]), 4),
+            "uniform_evenness": round(median([uniform.evenness for _, uniform in self.rounds]), 4),
             "turns": len(ratios),
-            "rounds": len(self.evenness),
+            "rounds": len(self.rounds),
             "history": self.history,
         }
 
 
 def median_of(turns: list[dict[str, Any]], value: str) -> float:
     return median([turn[value] for turn in turns])
-
-
-def evenness(turns: list[dict[str, Any]]) -> float:
-    """Rows of the mean worker / rows of the busiest."""
-    rows = sum(turn["rows"] for turn in turns)
-    return float(rows.mean() / max(1, rows.max()))
 
 
 def measure_all(exponents: Sequence[float], rounds: int, turns: int, end: float) -> list[Case]:

@@ -2,8 +2,9 @@
 
 A block is a 64-byte preamble and N rows; a chunk is a 64-byte preamble and K blocks, contiguous and pre-faulted.
 The worker fills one open block, hands it over on its out ring and takes the next; the reader gives blocks back on
-`returned`. When the last spare block is taken the allocator thread makes another chunk, up to `max_chunks`; past
-that the worker has nothing to write to, stops reading its sockets, and TCP tells the producers.
+`returned`. When half of them are taken the allocator thread makes as many again, up to `max_chunks`, while the worker
+fills the other half: a window that fires may have more rows than the reader can follow. Past the cap the worker has
+nothing to write to, stops reading its sockets, and TCP tells the producers.
 
 Who writes what: `open` is the worker's; `returned` is pushed by the reader, `fresh` and `chunks` by the allocator;
 `requested` is set by the worker (release) and cleared by the allocator (release).

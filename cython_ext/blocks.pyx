@@ -7,7 +7,7 @@ from flexstream.cython_ext.includes.linux cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_POPULATE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap, write,
 )
 from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_load_relaxed, fs_store_relaxed, fs_store_release
-from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free, ring_init, ring_pop, ring_push
+from flexstream.cython_ext.ring cimport Message, ring_free, ring_init, ring_pop, ring_push, ring_waiting
 
 
 cdef struct Chunk:                # 64-byte preamble
@@ -57,30 +57,37 @@ cdef void output_destroy(Output *output) noexcept nogil:
     ring_free(&output.fresh)
 
 
-cdef void output_serve(Output *output) noexcept nogil:
-    """Allocator thread: one more chunk if the worker asked and the cap allows."""
-    cdef uint64_t n, i
-    cdef Chunk *chunk
+cdef bint make_chunk(Output *output) noexcept nogil:
+    cdef uint64_t n = 64 + block_bytes(output) * output.chunk_blocks
+    cdef uint64_t i
     cdef Block *block
     cdef Message grant
+    cdef Chunk *chunk = <Chunk *> mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
+                                       -1, 0)
+    if chunk == <Chunk *> MAP_FAILED:
+        return False
+    chunk.next = output.chunks
+    chunk.n = n
+    output.chunks = chunk
+    fs_store_relaxed(&output.chunks_made, output.chunks_made + 1)
+    memset(&grant, 0, sizeof(grant))
+    for i in range(output.chunk_blocks):
+        block = <Block *> (<unsigned char *> chunk + 64 + i * block_bytes(output))
+        block.capacity = output.block_rows
+        block.row_bytes = output.row_bytes
+        block.owner = output
+        grant.ptr = block
+        ring_push(&output.fresh, &grant)
+    return True
+
+
+cdef void output_serve(Output *output) noexcept nogil:
+    """Allocator thread: as many chunks as there are, if the worker asked and the cap allows."""
+    cdef uint64_t wanted = output.chunks_made if output.chunks_made else 1
     if fs_load_acquire(&output.requested) == 0:
         return
-    if output.chunks_made < output.max_chunks:
-        n = 64 + block_bytes(output) * output.chunk_blocks
-        chunk = <Chunk *> mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0)
-        if chunk != <Chunk *> MAP_FAILED:
-            chunk.next = output.chunks
-            chunk.n = n
-            output.chunks = chunk
-            fs_store_relaxed(&output.chunks_made, output.chunks_made + 1)
-            memset(&grant, 0, sizeof(grant))
-            for i in range(output.chunk_blocks):
-                block = <Block *> (<unsigned char *> chunk + 64 + i * block_bytes(output))
-                block.capacity = output.block_rows
-                block.row_bytes = output.row_bytes
-                block.owner = output
-                grant.ptr = block
-                ring_push(&output.fresh, &grant)
+    while wanted and output.chunks_made < output.max_chunks and make_chunk(output):
+        wanted -= 1
     fs_store_release(&output.requested, 0)
 
 
@@ -94,8 +101,9 @@ cdef Block *output_block(Output *output) noexcept nogil:
         output.open = <Block *> message.ptr
     elif ring_pop(&output.fresh, &message):
         output.open = <Block *> message.ptr
-    if ring_empty(&output.returned) and ring_empty(&output.fresh) and fs_load_relaxed(&output.chunks_made) < output.max_chunks \
-            and fs_load_acquire(&output.requested) == 0:
+    if fs_load_relaxed(&output.chunks_made) < output.max_chunks and fs_load_acquire(&output.requested) == 0 \
+            and 2 * (ring_waiting(&output.returned) + ring_waiting(&output.fresh)) \
+            < output.chunk_blocks * fs_load_relaxed(&output.chunks_made):
         fs_store_release(&output.requested, 1)
         if write(output.wake_fd, &one, 8) < 0:
             pass        # the eventfd is already readable: the allocator is awake

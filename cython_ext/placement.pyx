@@ -9,7 +9,7 @@ from libc.string cimport memcpy
 
 from flexstream.cython_ext.includes.linux cimport close
 from flexstream.cython_ext.includes.native cimport (
-    fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
+    fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_sleep_ns, fs_store_relaxed, fs_store_release,
 )
 from flexstream.cython_ext.messages cimport ADOPT, BORROW, GIVE_BACK, SOCKET
 from flexstream.cython_ext.ring cimport Message, ring_free, ring_init, ring_pop
@@ -283,20 +283,10 @@ cdef void nap(uint64_t *nap_ns) noexcept nogil:
     Not a yield: what is waited for is a worker that has the core of whoever waits, and since Linux 6.18 a thread that
     yields gives its claim to the core away for a whole slice, and with every turn of the loop another.
     """
-    cdef timespec pause
     nap_ns[0] = min(2 * nap_ns[0], <uint64_t> LONGEST_NAP_NS) if nap_ns[0] else <uint64_t> FIRST_NAP_NS
-    pause.tv_sec = 0
-    pause.tv_nsec = nap_ns[0]
-    nanosleep(&pause, NULL)
+    fs_sleep_ns(nap_ns[0])
 
 
 cdef enum:
-    FIRST_NAP_NS = 10000          # the kernel adds 50 us of slack
+    FIRST_NAP_NS = 10000
     LONGEST_NAP_NS = 320000
-
-
-cdef extern from "<time.h>" nogil:
-    struct timespec:
-        long tv_sec
-        long tv_nsec
-    int nanosleep(const timespec *wanted, timespec *left) noexcept

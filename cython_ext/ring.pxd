@@ -83,3 +83,8 @@ cdef inline uint64_t ring_free_slots(Ring *ring) noexcept nogil:
 
 cdef inline bint ring_empty(Ring *ring) noexcept nogil:
     return fs_load_acquire(&ring.tail) == fs_load_acquire(&ring.head)
+
+
+cdef inline uint64_t ring_waiting(Ring *ring) noexcept nogil:
+    """Seen by the consumer: at least this many pops will succeed."""
+    return fs_load_acquire(&ring.tail) - fs_load_relaxed(&ring.head)

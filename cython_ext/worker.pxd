@@ -133,7 +133,7 @@ cdef struct WorkerState:
     uint64_t reader_sleeping
     uint64_t stop_wanted          # Python sets it: 1 work off what was received, 2 do not wait for readers either
     uint64_t ended
-    uint64_t stalled              # 0, or what the worker waits for: 1 memory or output
+    uint64_t stalled              # 0, or how often it has waited for memory or output by now
     Arena arena
     Scratch *scratch
     Context context

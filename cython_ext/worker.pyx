@@ -16,7 +16,7 @@ from flexstream.cython_ext.includes.linux cimport (
     epoll_event, eventfd, poll, pollfd, pthread_create, pthread_join, pthread_setname_np, pthread_t, read, write,
 )
 from flexstream.cython_ext.includes.native cimport (
-    fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
+    fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_sleep_ns, fs_store_relaxed, fs_store_release,
 )
 from flexstream.cython_ext.messages cimport (
     ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CONNECTION_CLOSED, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD,
@@ -312,7 +312,7 @@ cdef class Worker:
             while fs_load_acquire(&self.state.fed) < ticket:
                 if fs_now_ns() > until or fs_load_acquire(&self.state.ended):
                     break
-                sleep_briefly()
+                fs_sleep_ns(20000)
         return fs_load_acquire(&self.state.fed) >= ticket
 
     cdef void *lend(self, bytes bitmap):
@@ -464,21 +464,6 @@ cdef class Worker:
             "thread_id": <int64_t> fs_load_relaxed(<uint64_t *> &state.thread_id),
             "drained_ns": fs_load_relaxed(&state.drained_ns),
         }
-
-
-cdef void sleep_briefly() noexcept nogil:
-    """About twenty microseconds, asleep."""
-    cdef timespec pause
-    pause.tv_sec = 0
-    pause.tv_nsec = 20000
-    nanosleep(&pause, NULL)
-
-
-cdef extern from "<time.h>" nogil:
-    struct timespec:
-        long tv_sec
-        long tv_nsec
-    int nanosleep(const timespec *wanted, timespec *left) noexcept
 
 
 def now_ns():

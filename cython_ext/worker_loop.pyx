@@ -6,12 +6,12 @@ from libc.string cimport memcpy, memset
 from flexstream.cython_ext.decoder cimport FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
 from flexstream.cython_ext.firing cimport query_fire
 from flexstream.cython_ext.includes.linux cimport (
-    CPU_SET, CPU_ZERO, EAGAIN, EINTR, MSG_DONTWAIT, cpu_set_t, epoll_event, epoll_wait, errno, poll, pollfd, read, recv,
+    CPU_SET, CPU_ZERO, EAGAIN, EINTR, MSG_DONTWAIT, cpu_set_t, epoll_event, epoll_wait, errno, read, recv,
     sched_setaffinity, write,
 )
 from flexstream.cython_ext.includes.native cimport (
-    fs_count, fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
-    fs_thread_cpu_ns, fs_thread_id,
+    fs_count, fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_sleep_ns, fs_store_relaxed,
+    fs_store_release, fs_thread_cpu_ns, fs_thread_id,
 )
 from flexstream.cython_ext.messages cimport (
     ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD, LEND, PING, PONG,
@@ -42,6 +42,8 @@ cdef enum:
     IDLE_TICK_MS = 1000
     DRAIN_NS = 1000000000         # what was received by then is worked off well before; who sends on would never end
     FEEDS_PER_TURN = 64           # fed pieces before the sockets get their turn
+    FIRST_WAIT_NS = 20000         # for results to be read, or for memory
+    LONGEST_WAIT = 50             # times the first
     RING_RESERVE = 64             # reports that must fit before anything that may report is begun
 
 
@@ -264,12 +266,10 @@ cdef void wake_reader(WorkerState *worker) noexcept nogil:
 
 
 cdef void wait_for_reader(WorkerState *worker) noexcept nogil:
-    cdef pollfd waiting
-    fs_store_relaxed(&worker.stalled, 1)
+    """Or for memory: both are soon there as a rule, so it looks again after a short time, then after longer ones."""
+    fs_count(&worker.stalled, 1)
     wake_reader(worker)
-    waiting.fd = -1
-    waiting.events = 0
-    poll(&waiting, 0, 1)
+    fs_sleep_ns(FIRST_WAIT_NS * (worker.stalled if worker.stalled < LONGEST_WAIT else LONGEST_WAIT))
     if fs_load_acquire(&worker.stop_wanted) == 2:
         worker.stopping = 2
 

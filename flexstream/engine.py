@@ -26,7 +26,7 @@ from flexstream.cython_ext.lowering import lower
 from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd
-from flexstream.engine_options import balances, check_data_dir, check_sizes, data_address, worker_cores
+from flexstream.engine_options import balances, beside, check_data_dir, check_sizes, data_address, worker_cores
 from flexstream.engine_orders import Orders
 from flexstream.engine_status import engine_status, group_rows, open_windows, worker_threads
 from flexstream.errors import EngineError, QueryError
@@ -128,7 +128,8 @@ class Engine(Orders):
             )
         self.nic = NicService(nic, groups, cpus if pin else [None] * len(cpus), host, self._group_rows)
         self._reader_fd = make_reader_fd()
-        self._allocator = Allocator()
+        with beside(cpus if pin else []):
+            self._allocator = Allocator()
         self._placement = Placement(list(self.nic.placement()), len(cpus))
         self.workers = [
             Worker(
@@ -166,15 +167,16 @@ class Engine(Orders):
         loads = Loads(self.workers, groups, lambda: list(self._by_index), self._feeder.handed)
         latencies = self.collector.latencies
         self.rebalancer = Rebalancer(loads, self.mover, self.placement, latencies, auto=auto, lanes=self.lanes)
-        for worker in self.workers:
-            worker.start()
-        self.collector.start()
-        if self._acceptor is not None:
-            self._acceptor.start()
-        self.nic.start()
         self._session_clock = SessionClock(self.workers, self._by_index, idle_timeout_s, session_timeout_s)
-        self._session_clock.start()
-        self.rebalancer.start()
+        with beside(cpus if pin else []):
+            for worker in self.workers:
+                worker.start()
+            self.collector.start()
+            if self._acceptor is not None:
+                self._acceptor.start()
+            self.nic.start()
+            self._session_clock.start()
+            self.rebalancer.start()
 
     # -- streams and queries
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from flexstream.errors import EngineError
@@ -24,6 +26,21 @@ def worker_cores(workers: int | list[int]) -> list[int]:
             hint=f"this process may use {', '.join(map(str, allowed))}",
         )
     return list(workers)
+
+
+@contextlib.contextmanager
+def beside(cpus: list[int]) -> Iterator[None]:
+    """Threads that are started inside stay off these cores, where there are others: workers have them to themselves."""
+    allowed = os.sched_getaffinity(0)
+    others = allowed.difference(cpus)
+    if not cpus or not others:
+        yield
+        return
+    os.sched_setaffinity(0, others)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def balances(balance: str | None, workers: int) -> bool:

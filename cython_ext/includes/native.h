@@ -43,6 +43,10 @@ static inline uint64_t fs_now_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
+static inline void fs_sleep_ns(uint64_t ns) { /* less than a second; the kernel adds 50 us of slack */
+    const struct timespec pause = {0, (long)ns};
+    nanosleep(&pause, 0);
+}
 static inline uint64_t fs_realtime_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);

@@ -27,6 +27,7 @@ cdef extern from "native.h" nogil:
     const int64_t FS_TIME_LIMIT
 
     uint64_t fs_now_ns() noexcept
+    void fs_sleep_ns(uint64_t ns) noexcept
     uint64_t fs_realtime_ns() noexcept
     uint64_t fs_thread_cpu_ns() noexcept
     int64_t fs_thread_id() noexcept

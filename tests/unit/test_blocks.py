@@ -48,18 +48,32 @@ def test_the_cap_stops_the_worker_until_the_reader_gives_back() -> None:
     assert pool.rows(taken[5]) == b"", "a block comes back empty"
 
 
-def test_another_chunk_is_asked_for_when_the_last_spare_block_is_taken() -> None:
-    pool = ProbeOutput(ROW, 10, 4, 3)
-    for _ in range(7):
+def test_as_many_chunks_again_are_asked_for_when_less_than_half_of_the_blocks_are_left() -> None:
+    pool = ProbeOutput(ROW, 10, 4, 7)
+    for _ in range(4):
         pool.open()
         pool.hand_over()
     assert not pool.requested
     pool.open()
-    assert pool.requested
+    assert pool.requested, "while there are others to fill"
     assert pool.wakes() == 1
     pool.serve()
-    assert pool.chunks_made == 3
+    assert pool.chunks_made == 4
     assert not pool.requested
+    for _ in range(11):
+        pool.hand_over()
+        assert pool.open() is not None
+    pool.serve()
+    assert pool.chunks_made == 7, "the cap"
+
+
+def test_blocks_that_come_back_in_time_ask_for_no_more() -> None:
+    pool = ProbeOutput(ROW, 10, 4, 7)
+    for _ in range(100):
+        pool.open()
+        pool.give_back(pool.hand_over())
+    assert not pool.requested
+    assert pool.chunks_made == 2
 
 
 def test_returned_blocks_are_used_before_fresh_ones() -> None:

@@ -1,0 +1,47 @@
+"""A worker has its core to itself where there are others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import flexstream as fs
+from flexstream.engine_options import beside
+
+
+def affinities() -> dict[int, set[int]]:
+    return {int(thread.name): os.sched_getaffinity(int(thread.name)) for thread in Path("/proc/self/task").iterdir()}
+
+
+def test_threads_that_an_engine_starts_stay_off_the_cores_of_its_workers() -> None:
+    allowed = os.sched_getaffinity(0)
+    core = max(allowed)
+    others = allowed - {core} or allowed
+    before = affinities()
+    with fs.Engine(workers=[core], groups=4):
+        started = [cores for thread, cores in affinities().items() if thread not in before]
+        assert {core} in started, "the worker"
+        assert started.count(others) >= 4, "allocator, collector, sessions, rebalancer"
+        assert os.sched_getaffinity(0) == allowed, "the caller is left where it was"
+
+
+def test_without_pinning_all_threads_may_run_anywhere() -> None:
+    allowed = os.sched_getaffinity(0)
+    before = affinities()
+    with fs.Engine(workers=1, groups=4, pin=False):
+        assert all(cores == allowed for thread, cores in affinities().items() if thread not in before)
+
+
+def test_workers_on_all_cores_leave_the_others_to_the_scheduler() -> None:
+    allowed = os.sched_getaffinity(0)
+    with beside(sorted(allowed)):
+        assert os.sched_getaffinity(0) == allowed
+
+
+def test_what_fails_inside_leaves_the_caller_where_it_was() -> None:
+    allowed = os.sched_getaffinity(0)
+    with pytest.raises(ValueError, match="inside"), beside([min(allowed)]):
+        raise ValueError("inside")
+    assert os.sched_getaffinity(0) == allowed

@@ -21,6 +21,7 @@ from flexstream import hello
 from flexstream.errors import EngineError
 from flexstream.hello import Host, Refused, StreamPort
 from flexstream.nic.alignment import Arrival
+from flexstream.receive_room import make_room, room_for_one
 from flexstream.sessions import Session, SessionRefused
 from flexstream.wire import (
     CONTROL_GROUP,
@@ -275,6 +276,7 @@ class Acceptor:
             came_as = self._engine.lanes.arrives_as(header.group, lane)
             document["lane"] = lane
         local = sock.getsockname()[:2]
+        make_room(sock, room_for_one(self._engine.groups, len(self._session_of)))
         fd = sock.detach()
         nic = self._engine.nic
         aligned, stale = nic.arrived(fd, Arrival(peer, local, came_as, placement[came_as], listener, promise))

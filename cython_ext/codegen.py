@@ -11,6 +11,7 @@ as nothing, without the filters' branches: which of them runs is decided batch b
 from __future__ import annotations
 
 from flexstream.cython_ext.choices import PLAIN, Choices, branch_free_from
+from flexstream.cython_ext.codegen_dense import KnownRows
 from flexstream.cython_ext.codegen_expr import Block, Expressions, comment, conjuncts, show
 from flexstream.cython_ext.codegen_folds import merging, updates
 from flexstream.cython_ext.folds import FOLDS, folded
@@ -103,6 +104,8 @@ class _Generator:
         undecided = choices.order is None and not (self.masked or self.hot or choices.instrumented)
         self.masked_from = share if undecided else None  # the share of rows that pass, from which on no branch is best
         self.keeps = self.masked or self.masked_from is not None  # dropped rows may come to the folds
+        self.drops = bool(pipeline.ahead or pipeline.behind)
+        self.in_runs = self.dense and not (self.hot or choices.instrumented)
 
     # -- the key
 
@@ -186,21 +189,22 @@ class _Generator:
 
     # -- state
 
+    @property
+    def rows_ahead(self) -> int:
+        """From a row to what is to be fetched when it is read."""
+        return max(2, ROWS_AHEAD_BYTES // self.row_bytes) * self.row_bytes + self.first_offset()
+
     def prefetch(self, block: Block) -> None:
-        distance = max(2, ROWS_AHEAD_BYTES // self.row_bytes) * self.row_bytes
-        block.add(f"__builtin_prefetch(row + {distance + self.first_offset()});")
+        block.add(f"__builtin_prefetch(row + {self.rows_ahead});")
+        if self.dense:
+            return  # at most as large as a second-level cache: to fetch entries would cost more than it saves
         block.add(f"if (large && i + {ENTRIES_AHEAD} < n) {{ /* fetch the entry of a later row */")
         block.add(f"    const unsigned char *later = row + {ENTRIES_AHEAD * self.row_bytes};")
+        block.add(f"    uint64_t key[{self.pipeline.key_words}];")
+        block.add("    load_key(later, key);")
         passes = "passes(later)" if self.pipeline.ahead else "1"  # to the first entry if not: a branch would cost more
-        if self.dense:
-            block.add(f"    const uint64_t off = (uint64_t){self.key_value('later')} - pane.base;")
-            block.add(f"    const uint64_t near = off & -(uint64_t)({passes} & (off < pane.range));")
-            block.add(f"    __builtin_prefetch(pane.dense + near * {self.dense_words}, 1);")
-        else:
-            block.add(f"    uint64_t key[{self.pipeline.key_words}];")
-            block.add("    load_key(later, key);")
-            block.add(f"    const uint64_t near = (hash_key(key) >> pane.shift) & -(uint64_t){passes};")
-            block.add(f"    __builtin_prefetch(pane.entries + near * {self.stride}, 1);")
+        block.add(f"    const uint64_t near = (hash_key(key) >> pane.shift) & -(uint64_t){passes};")
+        block.add(f"    __builtin_prefetch(pane.entries + near * {self.stride}, 1);")
         block.add("}")
 
     def first_offset(self) -> int:
@@ -290,12 +294,12 @@ class _Generator:
         inner.add(f"count = entry, slot = entry + {1 + self.pipeline.key_words};")
         block.add("}")
 
-    def fold(self, block: Block, values: list[str | None]) -> None:
+    def fold(self, block: Block, values: list[str | None], overflowed: str = "") -> None:
         block.add(f"*count += {'keep' if self.keeps else '1'};")
         at = 0
         for aggregate, fold, value in zip(self.pipeline.bound.aggregates, self.pipeline.folds, values, strict=True):
             block.add(f"/* {comment(aggregate.name)} = {aggregate.fn} */")
-            for line in updates(fold, at, value, self.keeps):
+            for line in updates(fold, at, value, self.keeps, overflowed):
                 block.add(line)
             at += FOLDS[fold][1]
 
@@ -347,7 +351,36 @@ class _Generator:
             "    }",
         ]
 
+    # -- runs of known keys
+
+    def known_body(self) -> list[str]:
+        block = Block(indent=" " * 12)
+        self.filters(block)
+        values = self.values(block)
+        block.add(f"const int64_t time = fs_get_i64(row + {self.stream.time_field.offset});")
+        block.add("if (FS_RARE((uint64_t)time - (uint64_t)pane.start >= pane.span)) goto stop;")
+        block.add(f"const uint64_t off = (uint64_t){self.key_value()} - pane.base;")
+        block.add("if (FS_RARE(off >= pane.range)) goto stop;")
+        block.add(f"uint64_t *count = pane.dense + off * {self.dense_words}, *slot = count + 1;")
+        block.add("if (FS_RARE(!*count)) goto stop; /* a new key */")
+        self.fold(block, values, "overflowed")
+        return block.lines
+
+    def known_rows(self) -> KnownRows:
+        kept = ("keep" if self.keeps else "1") if self.drops else None
+        sums = ("sum", "i64") in self.pipeline.folds
+        return KnownRows(self.known_body(), self.row_bytes, self.rows_ahead, self.masked_from is not None, kept, sums)
+
     # -- the function
+
+    def values(self, block: Block) -> list[str | None]:
+        """Of the aggregates' arguments."""
+        arguments = self.pipeline.arguments
+        return [None if argument is None else self.expressions.value(argument, block) for argument in arguments]
+
+    @property
+    def masked_parameter(self) -> str:
+        return ", const int masked" if self.masked_from is not None else ""
 
     def body(self) -> list[str]:
         block = Block()
@@ -355,10 +388,7 @@ class _Generator:
         if self.choices.instrumented:
             self.sample(block)
         self.filters(block)
-        values = [
-            None if argument is None else self.expressions.value(argument, block)
-            for argument in self.pipeline.arguments
-        ]
+        values = self.values(block)
         self.find_pane(block)
         block.add("uint64_t *count, *slot;")
         if self.hot:
@@ -371,16 +401,20 @@ class _Generator:
 
     def run_function(self) -> list[str]:
         """The loop; `masked` and `large` are constants wherever it is called."""
+        known = self.known_rows() if self.in_runs else None
         hot = ["    if (hot_count) overflow |= merge_hot(places, hot_count, hot_slot, view->empty);"]
         return [
+            *(known.function() if known else []),
             "static inline __attribute__((always_inline)) uint32_t over_rows(const unsigned char *rows, uint32_t n,",
-            f"    fs_view *view,{' const int masked,' if self.masked_from is not None else ''} const int large)",
+            f"    fs_view *view{self.masked_parameter}{'' if self.dense else ', const int large'})",
             "{",
             "    fs_pane_view pane = view->pane[0], other = view->pane[1];",
             "    uint64_t kept = 0, overflow = 0, outside = 0, fresh = 0;",
             "    uint32_t i = 0;",
             *(self.hot_locals() if self.hot else []),
+            *(["    uint32_t again = 0; /* the row from which on known keys are looked for */"] if known else []),
             "    for (; i < n; i++) {",
+            *(known.call() if known else []),
             f"        const unsigned char *row = rows + (size_t)i * {self.row_bytes};",
             *self.body(),
             "    }",
@@ -396,15 +430,19 @@ class _Generator:
         ]
 
     def entry_point(self) -> list[str]:
-        pane = "view->pane[0]"
-        size = f"{pane}.range * {8 * self.dense_words}" if self.dense else f"({pane}.mask + 1) * {self.stride}"
-        lines = [f"    const int large = {size} > FS_CACHED;"]
-        either = ""
+        lines, run, small = [], "return over_rows(rows, n, view", ""
+        if not self.dense:
+            lines.append(f"    const int large = (view->pane[0].mask + 1) * {self.stride} > FS_CACHED;")
+            small = "!large && "
+        last = "" if self.dense else ", 0"
+        branch = ""
         if self.masked_from is not None:
             least = round(self.masked_from * 1024)
-            lines.append(f"    if (!large && view->passing > {least}) return over_rows(rows, n, view, 1, 0);")
-            either = "0, "
-        lines.append(f"    return large ? over_rows(rows, n, view, {either}1) : over_rows(rows, n, view, {either}0);")
+            lines.append(f"    if ({small}view->passing > {least}) {run}, 1{last});")
+            branch = ", 0"
+        if not self.dense:
+            lines.append(f"    if (large) {run}{branch}, 1);")
+        lines.append(f"    {run}{branch}{last});")
         return [f"uint32_t {ENTRY_POINT}(const unsigned char *rows, uint32_t n, fs_view *view)", "{", *lines, "}", ""]
 
     def generate(self) -> str:

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 Fold = tuple[str, str | None]
 
 
-def updates(fold: Fold, at: int, value: str | None, masked: bool) -> list[str]:
-    """The statements that fold a row in. `masked`: `keep` is 0 for a row that counts as nothing."""
+def updates(fold: Fold, at: int, value: str | None, masked: bool, overflowed: str = "") -> list[str]:
+    """The statements that fold a row in. `masked`: `keep` is 0 for a row that counts as nothing. `overflowed`: the
+    label to go to when an integer sum does; without one `overflow` tells."""
     integer, real = f"(int64_t *)slot + {at}", f"(double *)slot + {at}"
     if fold == ("sum", "i64"):
         added = f"(keep ? {value} : 0)" if masked else value
-        return [f"overflow |= __builtin_add_overflow(*({integer}), {added}, {integer});"]
+        sums = f"__builtin_add_overflow(*({integer}), {added}, {integer})"
+        return [f"if (FS_RARE({sums})) goto {overflowed};" if overflowed else f"overflow |= {sums};"]
     if fold in (("sum", "f64"), ("avg", "f64")):
         return [f"fs_add_real({real}, {value});"]
     if fold == ("stddev", "f64"):

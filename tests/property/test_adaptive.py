@@ -36,7 +36,7 @@ from tests.property.checks import (
 
 CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i32", "x": "i64", "y": "i32", "f": "f64"}, key="k", time="t")
-NAMES = ("fs_variant_run", "load_key", "hash_key", "merge_hot", "passes", "over_rows")
+NAMES = ("fs_variant_run", "load_key", "hash_key", "merge_hot", "passes", "over_rows", "over_known")
 
 
 @pytest.fixture(scope="module")

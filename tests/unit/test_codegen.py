@@ -35,7 +35,7 @@ WORDS = set(
         """include flexstream_abi h const double int64_t uint32_t uint64_t size_t unsigned char for while if else goto
         continue return stop rows row n i view pane other held used limit empty start span entries mask
         shift filtered overflow kept keep ahead static inline void load_key masked large later near passes passing
-        over_rows __attribute__
+        over_rows over_known in block j first again break all_kept any_overflow overflowed __attribute__ noinline
         always_inline hash_key __builtin_prefetch FS_RARE
         reserved touched touched_limit dense base range off outside fresh count slot FS_USED FS_CACHED
         profile fs_profile passed fs_note_key hot_key hot_count hot_slot some_key is_hot places place p merge_hot int
@@ -191,7 +191,7 @@ def together(variants: list[tuple[fs.Query, Choices]]) -> str:
     for i, (query, choices) in enumerate(variants):
         bound = query.bound()
         lower(bound)  # what would not run proves nothing
-        names = ("fs_variant_run", "load_key", "hash_key", "merge_hot", "passes", "over_rows")
+        names = ("fs_variant_run", "load_key", "hash_key", "merge_hot", "passes", "over_rows", "over_known")
         parts += [f"#define {name} {name}_{i}" for name in names]
         parts += [generate(bound, choices), *(f"#undef {name}" for name in names)]
     return "\n".join(parts)

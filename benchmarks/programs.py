@@ -14,19 +14,23 @@ from typing import Any, Self
 
 from benchmarks import workload
 from benchmarks.harness import CACHE, PROJECT, compiled
+from flexstream.receive_room import room_for_one
 from flexstream.testing.ysb import YSB_STREAM
 
 PATIENCE_S = 90.0
 
 
 class Discard:
-    """The reference: a C program that answers HELLO, receives and throws away. One session, then it ends."""
+    """The reference: a C program that answers HELLO, receives and throws away. One session, then it ends.
 
-    def __init__(self, groups: int, *, cpu: int, rcvbuf: int = 0) -> None:
+    Its sockets have as much room as the engine's would.
+    """
+
+    def __init__(self, groups: int, *, cpu: int) -> None:
         reply = CACHE / f"control-{groups}.json"
         reply.parent.mkdir(parents=True, exist_ok=True)
         reply.write_text(workload.control_reply(groups))
-        command = [str(compiled("discard")), "--cpu", str(cpu), "--rcvbuf", str(rcvbuf)]
+        command = [str(compiled("discard")), "--cpu", str(cpu), "--room", str(room_for_one(groups, 0))]
         command += ["--block", str(workload.FRAME_BYTES), "--rows-per-frame", str(workload.rows_per_frame())]
         command += ["--control-json", str(reply)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -6,7 +6,7 @@
  *
  * Prints "PORT n" when it listens and one JSON object when all data connections have closed.
  *
- *   discard [--cpu n] [--port 0] [--rcvbuf 0] [--block 32768] [--rows-per-frame 420] [--control-json file]
+ *   discard [--cpu n] [--port 0] [--room bytes] [--block 32768] [--rows-per-frame 420] [--control-json file]
  */
 #define _GNU_SOURCE
 #include "process.h"
@@ -37,6 +37,7 @@ struct connection {
 static struct connection connections[MAX_FD];
 static int epoll_fd, data_open, data_seen, control_fd = -1, control_eos;
 static long rows_per_frame;
+static int room;
 static const char *control_rest;
 static int64_t bytes, receive_calls, rows, first_ns, last_ns, first_cpu, last_cpu;
 
@@ -228,20 +229,22 @@ static void accept_all(int listener)
         if (fd >= MAX_FD)
             DIE("more than %d connections", MAX_FD);
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        if (room > 0) { /* as the engine does it, flexstream/receive_room.py */
+            setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
+            setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof one);
+        }
         struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
         epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
     }
 }
 
-static int listen_on(int port, int receive_buffer)
+static int listen_on(int port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), one = 1;
     socklen_t length = sizeof address;
     inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (receive_buffer > 0) /* inherited by accepted sockets; 0 leaves the kernel's autotuning on */
-        setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
     if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 1024) != 0)
         DIE("listen on port %d", port);
     getsockname(listener, (struct sockaddr *)&address, &length);
@@ -254,6 +257,7 @@ int main(int argc, char **argv)
 {
     size_t block_bytes = number(argc, argv, "--block", 32768), ignored;
     const char *control_file = option(argc, argv, "--control-json", NULL);
+    room = number(argc, argv, "--room", 0);
     rows_per_frame = number(argc, argv, "--rows-per-frame", 420);
     control_rest = control_file ? read_whole(control_file, &ignored) : "";
     pin_to(number(argc, argv, "--cpu", -1));
@@ -261,7 +265,7 @@ int main(int argc, char **argv)
     unsigned char *block = aligned_alloc(4096, (block_bytes + 4095) & ~4095UL);
     struct epoll_event events[EVENTS];
     epoll_fd = epoll_create1(0);
-    int listener = listen_on(number(argc, argv, "--port", 0), number(argc, argv, "--rcvbuf", 0));
+    int listener = listen_on(number(argc, argv, "--port", 0));
     struct epoll_event event = {.events = EPOLLIN, .data.fd = listener};
     epoll_ctl(epoll_fd, EPOLL_CTL_ADD, listener, &event);
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-ROOM_BYTES = 64 << 20  # for all connections together
+ROOM_BYTES = 64 << 20  # shared by the connections that are open when one comes; those before it keep what they have
 MOST_BYTES = 4 << 20  # for one
 
 

@@ -1,4 +1,4 @@
-"""What a data connection's socket may hold: more than the kernel starts with, bounded for all together."""
+"""What a data connection's socket may hold: more than the kernel starts with, less the more there are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def received_by(engine: fs.Engine) -> list[socket.socket]:
     return found
 
 
-def test_the_room_of_all_connections_together_is_bounded():
+def test_a_connection_gets_less_the_more_there_are():
     assert room_for_one(1, 0) == room_for_one(16, 0) == MOST_BYTES
     for groups, connections in ((64, 0), (128, 0), (128, 128), (128, 100_000), (4096, 3), (0, 0)):
         share = room_for_one(groups, connections)

@@ -5,7 +5,8 @@ those that can, as written; the arguments of the aggregates; the row's pane and 
 finished in line jumps to `stop` (flexstream_abi.h). Rows and, where the table is large, entries are prefetched:
 one pass over rows that come from memory is what hand-written code would do too, and it waits for memory alone.
 The loop stands there once and is compiled for a large table, for a small one, and, where a dropped row may be folded
-as nothing, without the filters' branches: which of them runs is decided batch by batch.
+as nothing, without the filters' branches: which of them runs is decided batch by batch. A dense variant has a shorter
+loop before it (codegen_dense.py).
 """
 
 from __future__ import annotations

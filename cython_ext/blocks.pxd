@@ -42,10 +42,6 @@ cdef inline unsigned char *block_rows(Block *block) noexcept nogil:
     return <unsigned char *> block + 64
 
 
-cdef inline size_t filled_bytes(const Block *block) noexcept nogil:
-    return <size_t> block.rows * block.row_bytes
-
-
 cdef bint output_init(Output *output, uint32_t row_bytes, uint32_t block_rows, uint32_t chunk_blocks,
                       uint32_t max_chunks, int wake_fd) noexcept nogil
 cdef void output_destroy(Output *output) noexcept nogil

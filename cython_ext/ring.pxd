@@ -88,10 +88,3 @@ cdef inline bint ring_empty(Ring *ring) noexcept nogil:
 cdef inline uint64_t ring_waiting(Ring *ring) noexcept nogil:
     """Seen by the consumer: at least this many pops will succeed."""
     return fs_load_acquire(&ring.tail) - fs_load_relaxed(&ring.head)
-
-
-cdef inline const Message *ring_peek(Ring *ring, uint64_t ahead) noexcept nogil:
-    """Seen by the consumer: what comes out when `ahead` others have. NULL: it is not there yet."""
-    if ring_waiting(ring) <= ahead:
-        return NULL
-    return &ring.slots[(fs_load_relaxed(&ring.head) + ahead) & ring.mask]

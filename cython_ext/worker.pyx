@@ -10,7 +10,7 @@ from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.allocator cimport Allocator
 from flexstream.cython_ext.arena cimport arena_destroy, arena_init
-from flexstream.cython_ext.blocks cimport Block, block_rows, filled_bytes, output_return
+from flexstream.cython_ext.blocks cimport Block, block_rows, output_return
 from flexstream.cython_ext.includes.linux cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, POLLIN, close, epoll_create1, epoll_ctl,
     epoll_event, eventfd, poll, pollfd, pthread_create, pthread_join, pthread_setname_np, pthread_t, read, write,
@@ -29,7 +29,7 @@ from flexstream.cython_ext.placement cimport LoanHandle, MoveHandle, Placement
 from flexstream.cython_ext.program cimport Scratch
 from flexstream.cython_ext.queries cimport QueryState
 from flexstream.cython_ext.ring cimport (
-    Message, Ring, ring_empty, ring_free, ring_init, ring_peek, ring_pop, ring_push,
+    Message, Ring, ring_empty, ring_free, ring_init, ring_pop, ring_push,
 )
 from flexstream.cython_ext.shared cimport Connection, Flags
 from flexstream.cython_ext.streams cimport StreamHandle, zeroed
@@ -381,33 +381,13 @@ cdef class Worker:
                 found.append(item)
         return found
 
-    cdef bytes read_blocks(self, Message *message):
-        """The rows of a block and of those of the same output right behind it, copied once."""
-        cdef const Message *following
-        cdef size_t size = filled_bytes(<Block *> message.ptr)
-        cdef uint64_t behind = 0
-        cdef char *at
-        while True:
-            following = ring_peek(&self.state.out, behind)
-            if following == NULL or following.kind != message.kind or following.tag != message.tag:
-                break
-            size += filled_bytes(<Block *> following.ptr)
-            behind += 1
-        rows = PyBytes_FromStringAndSize(NULL, size)
-        at = PyBytes_AS_STRING(rows)
-        while True:
-            memcpy(at, block_rows(<Block *> message.ptr), filled_bytes(<Block *> message.ptr))
-            at += filled_bytes(<Block *> message.ptr)
-            output_return(<Block *> message.ptr)
-            if behind == 0:
-                return rows
-            behind -= 1
-            ring_pop(&self.state.out, message)
-
     cdef object read_report(self, Message *message):
+        cdef Block *block
         if message.kind == RESULT_BLOCK or message.kind == LATE_BLOCK:
-            kind, query = "results" if message.kind == RESULT_BLOCK else "late", message.tag
-            return (kind, query, self.read_blocks(message))
+            block = <Block *> message.ptr
+            rows = PyBytes_FromStringAndSize(<char *> block_rows(block), <size_t> block.rows * block.row_bytes)
+            output_return(block)
+            return ("results" if message.kind == RESULT_BLOCK else "late", message.tag, rows)
         if message.kind == MARKER_SEEN:
             return ("marker", message.stream, message.value)
         if message.kind == CONNECTION_CLOSED:

@@ -36,6 +36,22 @@ def test_more_results_than_the_output_pool_holds(lateness):
         assert engine.status()["queries"]["q"]["results"] == 400_000
 
 
+@pytest.mark.parametrize("keys", [1, 383, 384, 385, 20_000])
+def test_results_of_queries_that_fire_at_once_each_come_whole(keys):
+    """Blocks of several outputs, some not full, that the reader finds behind each other."""
+    with fs.Engine(workers=1, groups=3, pin=False) as engine:
+        for name in ("one", "two"):
+            engine.submit(STREAM.query(name).window(fs.tumbling("1s")).agg(n=fs.count()))
+        for _ in range(2):
+            engine.feed("s", many_rows(2 * keys, keys))
+        engine.finish(timeout=60)
+        for name in ("one", "two"):
+            batches = list(engine.results(name))
+            assert all((np.asarray(batch["n"]) == 4).all() for batch in batches)
+            found = np.concatenate([np.asarray(batch["k"]) for batch in batches])
+            assert np.array_equal(np.sort(found), np.arange(keys))
+
+
 @pytest.mark.slow
 def test_more_late_rows_than_the_output_pool_holds(engine):
     engine.submit(counting())

@@ -12,7 +12,7 @@ loop before it (codegen_dense.py).
 from __future__ import annotations
 
 from flexstream.cython_ext.choices import PLAIN, Choices, branch_free_from
-from flexstream.cython_ext.codegen_dense import KnownRows
+from flexstream.cython_ext.codegen_dense import KnownRows, body_indent
 from flexstream.cython_ext.codegen_expr import Block, Expressions, comment, conjuncts, show
 from flexstream.cython_ext.codegen_folds import merging, updates
 from flexstream.cython_ext.folds import FOLDS, folded
@@ -355,7 +355,7 @@ class _Generator:
     # -- runs of known keys
 
     def known_body(self) -> list[str]:
-        block = Block(indent=" " * 12)
+        block = Block(indent=body_indent(self.row_bytes))
         self.filters(block)
         values = self.values(block)
         block.add(f"const int64_t time = fs_get_i64(row + {self.stream.time_field.offset});")

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from flexstream.nic.balancer import Balancer, BalancerConfig, Decision, Verdict
+from flexstream.nic.balancer import Balancer, BalancerConfig, Decision
 from flexstream.nic.placement_plan import Limits
 from flexstream.rebalance_watch import Floats, excess
 
@@ -43,12 +43,13 @@ class Trim:
         self.balancer.settle(now_s, CALM_S)
         self.balancer.next_at_s = now_s + CALM_S
 
+    def due(self, now_s: float) -> bool:
+        return self.balancer.due(now_s)
+
     def tick(
         self, now_s: float, roughness: Callable[[float], float], placement: Sequence[int], limits: Limits
-    ) -> Decision | None:
-        """What to move now; None: nothing. `roughness` tells how many of so many rows count as one."""
-        if not self.balancer.due(now_s):
-            return None
+    ) -> Decision:
+        """What to move now, if anything. `roughness` tells how many of so many rows count as one."""
         nothing = np.zeros_like(self._rows)
         if self._ticked_s is not None and self._rows.sum() >= 1.0:
             strayed = excess(self._rows, nothing, placement, limits, self.balancer.config)
@@ -56,5 +57,4 @@ class Trim:
         self._ticked_s = now_s
         rows, self._rows = self._rows, nothing
         self.balancer.rows_come_in(roughness(float(rows.sum())))
-        decision = self.balancer.tick(now_s, rows, nothing, placement, limits)
-        return decision if decision.verdict is Verdict.MOVE else None
+        return self.balancer.tick(now_s, rows, nothing, placement, limits)

@@ -35,6 +35,7 @@ QUIET_LOOK_S = 0.25  # no rows come
 OFF_LOOK_S = 1.0
 MOVE_TIMEOUT_S = 10.0
 PARTS_KNOWN_S = 0.3  # after a split, until it shows how many of its rows each worker gets
+WORTH_TRIMMING = 0.5  # of the busiest worker's time: one with time to spare gains nothing by a few percent
 HISTORY = 256
 
 
@@ -150,8 +151,10 @@ class Rebalancer(threading.Thread):
 
     def _trim(self, now_s: float) -> None:
         self.trim.add(self._loads.fresh)
+        if not self.trim.due(now_s) or float(self._loads.busy.max()) < WORTH_TRIMMING:
+            return
         decision = self.trim.tick(now_s, self._watch.roughness, self._placement(), self.limits())
-        if decision is not None:
+        if decision.moves:
             entry = Entry("trim", decision.text, decision_numbers(decision))
             self._history.append(entry)
             self._carry_out_by_itself(entry, decision)

@@ -25,6 +25,7 @@ class Fits(Frames):
         self.uneven, self.fits, self.turns_s = uneven, fits, turns_s
         self.owned_first = np.array(self.placement) == 0
         self.fit, self.fit_ends_s = 0.0, 0.0
+        self.busy = np.ones(WORKERS)
 
     def shares(self) -> np.ndarray:
         uneven = 0.6 if self.now_s >= self.turns_s else self.uneven
@@ -118,6 +119,12 @@ def test_what_is_even_is_not_trimmed() -> None:
     assert run(Fits(uneven=0.01)).batches == []
 
 
+def test_workers_with_time_to_spare_are_not_trimmed() -> None:
+    idle = Fits(uneven=0.04)
+    idle.busy = np.full(WORKERS, 0.3)
+    assert run(idle).batches == []
+
+
 def test_a_trim_begins_anew_after_a_move() -> None:
     """Rows from before it would have it undo what was done."""
     trim, placement = Trim(4, Balancer(4).config), [0, 1, 0, 1]
@@ -127,7 +134,7 @@ def test_a_trim_begins_anew_after_a_move() -> None:
         trim.add(np.array([54e3, 48e3, 50e3, 48e3]))
         if now_s == 0.75:
             trim.begin_anew(now_s)
-        if trim.tick(now_s, lambda rows: 1.0, placement, limits) is not None:
+        if trim.due(now_s) and trim.tick(now_s, lambda rows: 1.0, placement, limits).moves:
             moved.append(now_s)
     assert moved
     assert moved[0] > 0.75 + 0.5

@@ -14,7 +14,7 @@ cdef extern from "<sys/ioctl.h>" nogil:
 
 
 cdef enum:
-    RECENT_NS = 500000000         # rows older than this are forgotten
+    RECENT_NS = 200000000         # rows older than this are forgotten
 
 
 cdef void sample_links(WorkerState *worker) noexcept nogil:

@@ -32,15 +32,13 @@ def worker_cores(workers: int | list[int]) -> list[int]:
 def beside(cpus: list[int]) -> Iterator[None]:
     """Threads that are started inside stay off these cores, where there are others: workers have them to themselves."""
     allowed = os.sched_getaffinity(0)
-    others = allowed.difference(cpus)
-    if not cpus or not others:
-        yield
-        return
-    os.sched_setaffinity(0, others)
+    with contextlib.suppress(PermissionError):  # then workers are not pinned either, and say why
+        os.sched_setaffinity(0, allowed.difference(cpus) or allowed)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, allowed)
+        with contextlib.suppress(PermissionError):
+            os.sched_setaffinity(0, allowed)
 
 
 def balances(balance: str | None, workers: int) -> bool:

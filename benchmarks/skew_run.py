@@ -1,4 +1,4 @@
-"""One run of `benchmarks.skew` or `benchmarks.zipf`, in a process of its own: engine, sender, watch, check.
+"""One run of `benchmarks.skew`, in a process of its own: engine, sender, watch, check.
 
     python -m benchmarks.skew_run '{"way": "flexstream", "keys": 10000, "rate": 2000000, ...}'
 

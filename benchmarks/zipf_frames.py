@@ -35,9 +35,13 @@ def key_groups() -> np.ndarray:
     return ysb.YSB_STREAM.group_of(rows, GROUPS)
 
 
-def shares_of_groups(z: float) -> np.ndarray:
+def shares_of_keys(z: float) -> np.ndarray:
     rank_of_key = np.random.default_rng(1).permutation(KEYS)  # the same keys are hot for all producers
-    return group_shares(key_groups(), weights(KEYS, z)[rank_of_key], GROUPS)
+    return weights(KEYS, z)[rank_of_key]
+
+
+def shares_of_groups(z: float) -> np.ndarray:
+    return group_shares(key_groups(), shares_of_keys(z), GROUPS)
 
 
 def zipf_frames(z: float, producer: int) -> Frames:
@@ -45,9 +49,8 @@ def zipf_frames(z: float, producer: int) -> Frames:
     path = CACHE / f"zipf-{GROUPS}-{KEYS}-{ROWS}-{z}-{producer}-{ysb.YSB_STREAM.schema.hash}.bin"
     if not path.exists():
         random = np.random.default_rng(1000 * producer + int(10 * z))
-        rank_of_key = np.random.default_rng(1).permutation(KEYS)
         rows = ysb.generate(ROWS, keys=KEYS, seed=producer, start=START_MS)
-        rows["campaign_id"] = random.choice(KEYS, ROWS, p=weights(KEYS, z)[rank_of_key])
+        rows["campaign_id"] = random.choice(KEYS, ROWS, p=shares_of_keys(z))
         rows["event_time"] = START_MS + np.arange(ROWS) * TIME_DELTA_MS // ROWS
         group = ysb.YSB_STREAM.group_of(rows, GROUPS)
         parts: list[tuple[int, bytes]] = []

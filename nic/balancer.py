@@ -216,7 +216,7 @@ class Balancer:
             )
         check_limits(limits, self.config.weights, placement, len(counted))
         elapsed_s = 0.0 if self._last_s is None else now_s - self._last_s
-        grown = self._remember(now_s, counted, waits)
+        grown = self._remember(now_s, elapsed_s, counted, waits)
         effective = self._effective(now_s, placement, limits)
         weighed = self._signal(self._rows, placement, limits)
         made = self._plan(self._rows, weighed, placement, effective)
@@ -238,13 +238,14 @@ class Balancer:
         self._record(decision)
         return decision
 
-    def _remember(self, now_s: float, rows: NDArray[np.float64], waiting: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _remember(
+        self, now_s: float, elapsed_s: float, rows: NDArray[np.float64], waiting: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
         """Counts fade with the half-life: short ticks share a window, long ones stand alone. Returns by how much what
         waits has grown."""
-        elapsed = 0.0 if self._last_s is None else now_s - self._last_s
         grown = np.zeros_like(waiting) if self._waiting is None else waiting - self._waiting
-        self._rows = self._rows * 0.5 ** (elapsed / self.config.half_life_s) + rows
-        self._growth.add(elapsed, rows, grown)
+        self._rows = self._rows * 0.5 ** (elapsed_s / self.config.half_life_s) + rows
+        self._growth.add(elapsed_s, rows, grown)
         self._waiting = waiting.copy()
         self._last_s = now_s
         return grown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -48,8 +47,7 @@ class Fits(Frames):
 
 
 def run(fits: Fits) -> Fits:
-    with mock.patch("tests.unit.test_rebalancing_turn.END_S", END_S):
-        fits.run()
+    fits.run(END_S)
     return fits
 
 

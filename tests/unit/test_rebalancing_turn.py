@@ -136,12 +136,12 @@ class Frames:
     def unsplit(self, group: int, timeout: float = 0.0, *, keep_lanes: bool = False) -> list[Any]:
         return []
 
-    def run(self) -> None:
+    def run(self, until_s: float = END_S) -> None:
         rebalancer = Rebalancer(
             self, self, lambda: list(self.placement), Latencies(), auto=True,
             config=BalancerConfig(), clock=self.clock, cpu_clock=lambda: 0.0,
         )  # fmt: skip
-        while self.now_s < END_S:
+        while self.now_s < until_s:
             self.advance(rebalancer.look())
 
 

@@ -10,19 +10,22 @@ from typing import Any
 import numpy as np
 
 from flexstream.cython_ext.columns import pack_columns
-from flexstream.packing import Rows, check_names, convert, nulls
+from flexstream.missing import Given, nulls
+from flexstream.packing import Rows, check_names, convert, pack_given
 from flexstream.schema import Field, Schema
 
 _UNITS = ("s", "ms", "us", "ns")
 MOST_ENTRIES = 1 << 16  # of a dictionary that is laid out as fixed bytes
 
 
-def pack_arrow(schema: Schema, data: Any) -> Rows:
-    """A record batch, a table, or what can become one. Raises SchemaError."""
+def pack_arrow(schema: Schema, data: Any, missing: Any = None) -> Rows:
+    """A record batch, a table, or what can become one; `missing` as in `packing.pack`. Raises SchemaError."""
     import pyarrow as pa
 
     table = data if isinstance(data, pa.Table | pa.RecordBatch) else pa.table(data)
-    _check(schema, table)
+    check_names(schema, table.schema.names)
+    if any(table.column(name).null_count for name in schema.names):
+        return pack_given(schema, {name: given_arrow(table.column(name)) for name in schema.names}, missing)
     rows = np.empty(table.num_rows, dtype=schema.dtype)
     at = 0
     for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
@@ -45,10 +48,29 @@ def packed_pieces(schema: Schema, batch: Any, memory: Rows) -> Iterator[Rows]:
 
 def _check(schema: Schema, table: Any) -> None:
     check_names(schema, table.schema.names)
-    for field in schema:
-        column = table.column(field.name)
-        if column.null_count:
-            raise nulls(field, column.null_count)
+    lacking = [(field, table.column(field.name).null_count) for field in schema]
+    if any(count for _, count in lacking):
+        raise nulls((field, count) for field, count in lacking if count)
+
+
+def given_arrow(column: Any) -> Given:
+    """An Arrow or polars column."""
+    import pyarrow as pa
+
+    if not isinstance(column, pa.Array | pa.ChunkedArray):
+        column = pa.chunked_array(column) if hasattr(column, "__arrow_c_stream__") else pa.array(column)
+    if not column.null_count:
+        return Given(_to_numpy(column))
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    return Given(_to_numpy(_without_views(column).drop_null()), missing)
+
+
+def _without_views(column: Any) -> Any:
+    """Arrow cannot filter the views that polars has for text."""
+    import pyarrow as pa
+
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(column.type)
+    return column if plain is None else column.cast(plain)
 
 
 def _columns(schema: Schema, batch: Any) -> list[tuple[Any, ...]]:

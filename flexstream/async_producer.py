@@ -62,9 +62,9 @@ class AsyncProducer:
         """As Producer.state; "connecting" before open()."""
         return self._producer.state if self._producer else "connecting"
 
-    async def send(self, rows: Any) -> int:
+    async def send(self, rows: Any, *, missing: Any = None) -> int:
         """Producer.send. Do not change `rows` before it returns."""
-        return await self._call(partial(self._live.send, rows))
+        return await self._call(partial(self._live.send, rows, missing=missing))
 
     async def watermark(self, time: Any) -> None:
         await self._call(partial(self._live.watermark, time))

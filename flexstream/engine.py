@@ -39,6 +39,7 @@ from flexstream.nic_service import NicService
 from flexstream.optimise import optimise
 from flexstream.pings import Pings
 from flexstream.query import Query
+from flexstream.query_logs import QueryLogs
 from flexstream.reading import read_log
 from flexstream.rebalancing import Rebalancer
 from flexstream.result_rows import LateRows, ResultRows
@@ -105,7 +106,7 @@ class Engine(Orders):
         self.frame_bytes = frame_bytes
         self.state = "running"
         self._data_dir = check_data_dir(data_dir)
-        self._retention = {"retention_bytes": retention_bytes, "retention_s": retention_s}
+        self._logs = QueryLogs(self._data_dir, retention_bytes, retention_s)
         self._max_sessions = max_sessions
         self._expected_producers = expected_producers
         self._variants = Variants(compile, threads=lambda: worker_threads(self))
@@ -223,7 +224,7 @@ class Engine(Orders):
             self._next_number += 1
             states = [QueryState(number, bound, lowered, self.groups, self._allocator) for _ in self.workers]
             rows, late_rows = ResultRows(bound), LateRows(stream.stream)
-            log, late_log = self._open_log("results", query.name, rows), self._open_log("late", query.name, late_rows)
+            log, late_log = self._logs.results(query.name, rows), self._logs.late(query.name, late_rows)
             running = RunningQuery(
                 query, number, stream, states, Feed(query.name, rows, log), Feed(query.name, late_rows, late_log),
                 log, late_log,
@@ -241,10 +242,6 @@ class Engine(Orders):
                 code="not_compiled",
                 hint="use compile='auto' to run it without",
             )
-
-    def _open_log(self, kind: str, name: str, rows: Any) -> ResultLog:
-        directory = self._data_dir / kind / name if self._data_dir is not None else None
-        return ResultLog(directory, rows.schema, **self._retention)  # type: ignore[arg-type]
 
     def cancel(self, name: str) -> None:
         """Stop a query. Windows that have not fired are dropped; its result log stays on disk."""
@@ -289,6 +286,7 @@ class Engine(Orders):
         group: int | None = None,
         watermark: int | bool | None = None,
         wait: bool = True,
+        missing: Any = None,
     ) -> None:
         """Rows without a socket: a numpy structured array, an Arrow batch, a data frame, a list of dicts.
 
@@ -296,10 +294,10 @@ class Engine(Orders):
         that group: they are then read in place, and the call returns when they have been processed, or at once
         with wait=False; then do not change them before `flush()`. The watermark follows the largest event time
         minus the stream's max_disorder, unless `watermark` gives one, in units of the time field (False: leave it
-        as it is).
+        as it is). Missing values are refused, unless `missing` says otherwise, as in `Producer.send`.
         """
         self._check_open()
-        self._feeder.feed(self._stream(stream), rows, group, watermark, wait)
+        self._feeder.feed(self._stream(stream), rows, group, watermark, wait, missing)
 
     def flush(self) -> None:
         """Wait until all that was fed has been processed."""

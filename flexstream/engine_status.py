@@ -123,6 +123,7 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
         "watched_by": running.watched_by,
         "history": list(running.history),
         **totals,
+        "nan_results": running.results.rows.nan_results,
         "rejected": dict(rejected),
         "log": {
             "first_offset": running.log.first_offset,

@@ -46,15 +46,16 @@ class Feeder:
         self._in_flight: list[tuple[Any, int, Any, int]] = []  # worker, ticket, buffer, bytes
 
     def feed(
-        self, running: RunningStream, rows: Any, group: int | None, watermark: int | bool | None, wait: bool
-    ) -> None:
+        self, running: RunningStream, rows: Any, group: int | None, watermark: int | bool | None, wait: bool,
+        missing: Any = None,
+    ) -> None:  # fmt: skip
         if watermark is not None and watermark is not False and not -TIME_LIMIT <= watermark <= TIME_LIMIT:
             raise EngineError(
                 f"watermark={watermark} is out of range",
                 code="bad_watermark",
                 hint="it is an event time, from -2**62 to 2**62; finish() ends the stream",
             )
-        packed = running.stream.schema.pack(rows)
+        packed = running.stream.schema.pack(rows, missing)
         flat = packed.view(np.uint8).reshape(-1) if len(packed) else np.empty(0, np.uint8)
         with self._lock:
             if running.feeder is None or running.feeder.state in ("ending", "ended"):

@@ -2,7 +2,7 @@
 
 A value is cast only when the row holds exactly the same value afterwards; anything else is a SchemaError that
 names the field, the first bad value and the fix. (One exception: a Python float in a dict is rounded to f32,
-because Python has no smaller one.) Rows have no nulls.
+because Python has no smaller one.) Rows have no nulls: missing.py says what counts as one.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from typing import Any
 import numpy as np
 
 from flexstream.errors import SchemaError
+from flexstream.missing import DROP, Column, Given, choose, given_numpy, given_pandas, is_missing, nulls
 from flexstream.schema import Field, Schema, near_names
 
 Rows = np.ndarray[Any, np.dtype[Any]]
-Column = np.ndarray[Any, np.dtype[Any]]
 
 _UNIT_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-def pack(schema: Schema, data: Any) -> Rows:
+def pack(schema: Schema, data: Any, missing: Any = None) -> Rows:
     """`data` as a C-contiguous array of `schema.dtype`; the very same array when it is one already.
 
     Takes numpy structured arrays, Arrow batches and tables, pandas and polars frames, mappings of name to
     column, and (slowly) sequences of dicts. Columns may come in any order, but all must be
     there, and no others.
+
+    `missing` says what becomes of values that are missing (null, None, NA, NaT; NaN in pandas): None refuses them
+    with field and count, "drop" leaves their rows out, any other value takes their place, and a mapping chooses by
+    field.
     """
     if isinstance(data, np.ndarray):
-        return _pack_numpy(schema, data)
+        return _pack_numpy(schema, data, missing)
     if isinstance(data, Mapping):
-        return _pack_columns(schema, {name: _column_of(column) for name, column in data.items()})
-    if _is_from(data, "pandas"):  # not through Arrow, which would make nulls of NaNs
-        return _pack_columns(schema, {name: _pandas_to_numpy(data[name]) for name in data.columns})
-    if (
-        hasattr(data, "__arrow_c_stream__")
-        or hasattr(data, "__arrow_c_array__")
-        or _is_from(data, "pyarrow", "polars")
-    ):
+        return pack_given(schema, {name: _given(column) for name, column in data.items()}, missing)
+    if _is_from(data, "pandas"):  # not through Arrow, which would make nulls of NaNs that missing= may want
+        return pack_given(schema, {name: given_pandas(data[name]) for name in data.columns}, missing)
+    if _is_arrow(data):
         from flexstream.arrow_packing import pack_arrow
 
-        return pack_arrow(schema, data)
+        return pack_arrow(schema, data, missing)
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
-        return _pack_dicts(schema, data)
+        return _pack_dicts(schema, data, missing)
     raise SchemaError(
         f"cannot make rows of {type(data).__name__}",
         code="bad_rows",
@@ -53,12 +53,20 @@ def pack(schema: Schema, data: Any) -> Rows:
     )
 
 
+def _is_arrow(data: Any) -> bool:
+    return (
+        hasattr(data, "__arrow_c_stream__")
+        or hasattr(data, "__arrow_c_array__")
+        or _is_from(data, "pyarrow", "polars")
+    )
+
+
 def _is_from(data: Any, *packages: str) -> bool:
     return type(data).__module__.split(".")[0] in packages
 
 
-def _pack_numpy(schema: Schema, data: Rows) -> Rows:
-    if data.dtype == schema.dtype and data.ndim == 1:
+def _pack_numpy(schema: Schema, data: Rows, missing: Any) -> Rows:
+    if data.dtype == schema.dtype and data.ndim == 1 and not isinstance(data, np.ma.MaskedArray):
         return np.ascontiguousarray(data)
     if data.dtype.names is None:
         raise SchemaError(
@@ -70,19 +78,32 @@ def _pack_numpy(schema: Schema, data: Rows) -> Rows:
         raise SchemaError(
             f"rows must have one dimension, not {data.ndim}", code="bad_rows", hint="use .ravel()"
         )
-    return _pack_columns(schema, {name: data[name] for name in data.dtype.names})
+    return pack_given(schema, {name: given_numpy(data[name]) for name in data.dtype.names}, missing)
 
 
-def _pack_columns(schema: Schema, columns: dict[str, Column]) -> Rows:
+def pack_given(schema: Schema, columns: dict[str, Given], missing: Any) -> Rows:
+    """Columns with what they lack -> rows, as `missing` says (see `pack`)."""
     check_names(schema, list(columns))
-    lengths = {len(column) for column in columns.values()}
+    lengths = {column.rows for column in columns.values()}
     if len(lengths) > 1:
-        shown = ", ".join(f"{name}: {len(column)}" for name, column in columns.items())
+        shown = ", ".join(f"{name}: {column.rows}" for name, column in columns.items())
         raise SchemaError(f"columns have different lengths ({shown})", code="bad_rows")
+    masks = {name: columns[name].missing for name in schema.names}
+    lacking = {name: int(mask.sum()) for name, mask in masks.items() if mask is not None}
+    chosen = choose(schema, missing, lacking)
     rows = np.zeros(lengths.pop(), dtype=schema.dtype)
+    dropped = np.zeros(len(rows) if lacking else 0, np.bool_)
     for field in schema:
-        rows[field.name] = convert(field, columns[field.name])
-    return rows
+        values, mask = convert(field, columns[field.name].values), masks[field.name]
+        if mask is None:
+            rows[field.name] = values
+            continue
+        rows[field.name][~mask] = values
+        if isinstance(chosen[field.name], str) and chosen[field.name] == DROP:
+            dropped |= mask
+        else:
+            rows[field.name][mask] = convert(field, np.array([chosen[field.name]], dtype=object))[0]
+    return rows[~dropped] if dropped.any() else rows
 
 
 def check_names(schema: Schema, names: list[Any]) -> None:
@@ -102,33 +123,30 @@ def check_names(schema: Schema, names: list[Any]) -> None:
         )
 
 
-def _column_of(values: Any) -> Column:
+def _given(values: Any) -> Given:
+    """One column, from whatever library it is."""
     if isinstance(values, np.ndarray):
-        return values
-    if hasattr(values, "__arrow_c_array__") or hasattr(values, "__array__"):
-        return np.asarray(values)
+        return given_numpy(values)
+    if _is_from(values, "pandas"):
+        return given_pandas(values)
+    if _is_arrow(values):
+        from flexstream.arrow_packing import given_arrow
+
+        return given_arrow(values)
+    if hasattr(values, "__array__"):
+        return given_numpy(np.asarray(values))
     out = np.empty(len(values), dtype=object)
     out[:] = list(values)
-    return out
+    return given_numpy(out)
 
 
-def _pack_dicts(schema: Schema, data: Sequence[Any]) -> Rows:
+def _pack_dicts(schema: Schema, data: Sequence[Any], missing: Any) -> Rows:
     for i, row in enumerate(data):
         if not isinstance(row, Mapping):
             raise SchemaError(f"row {i} is {type(row).__name__}, not a dict", code="bad_rows")
         if row.keys() != schema.to_dict().keys():
             check_names(schema, list(row))
-    columns: dict[str, Column] = {}
-    for name in schema.names:
-        columns[name] = np.empty(len(data), dtype=object)
-        columns[name][:] = [row[name] for row in data]
-    return _pack_columns(schema, columns)
-
-
-def _pandas_to_numpy(column: Any) -> Column:
-    if getattr(column, "ndim", 1) == 1 and getattr(column.dtype, "tz", None) is not None:
-        return column.to_numpy(dtype=f"M8[{column.dtype.unit}]")  # the instant is what counts, not the zone
-    return np.asarray(column)
+    return pack_given(schema, {name: _given([row[name] for row in data]) for name in schema.names}, missing)
 
 
 def convert(field: Field, column: Column) -> Column:
@@ -180,7 +198,7 @@ def _changed(column: Column, cast: Column) -> np.ndarray[Any, np.dtype[np.bool_]
 def _to_units(field: Field, column: Column) -> Column:
     """datetime64 of any unit -> int64 in the field's."""
     if np.isnat(column).any():
-        raise nulls(field, int(np.isnat(column).sum()))
+        raise nulls([(field, int(np.isnat(column).sum()))])
     target = f"M8[{field.unit}]"
     with np.errstate(all="ignore"):
         try:
@@ -275,17 +293,9 @@ def _one_time(field: Field, value: Any) -> int:
     return count
 
 
-def nulls(field: Field, count: int) -> SchemaError:
-    return SchemaError(
-        f"field {field.name!r} has {count} null{'s' if count > 1 else ''}, and rows have no nulls",
-        code="null_value",
-        hint="fill or drop them before sending (fill_null, fillna, dropna)",
-    )
-
-
 def _bad_value(field: Field, value: Any) -> SchemaError:
-    if value is None or type(value).__name__ in ("NaTType", "NAType"):
-        return nulls(field, 1)
+    if is_missing(value):
+        return nulls([(field, 1)])
     return SchemaError(
         f"field {field.name!r} is {field.type} and cannot hold {str(value)[:80]!r} "
         f"of type {type(value).__name__}",

@@ -141,13 +141,15 @@ class Producer:
         """connecting, connected, waiting (the server is away; reconnecting), closed, failed."""
         return self._either.state
 
-    def send(self, rows: Any) -> int:
+    def send(self, rows: Any, *, missing: Any = None) -> int:
         """Take rows: a numpy structured array, Arrow batch or table, pandas or polars frame, or (slow) dicts.
 
         Returns how many. They are on their way when it returns, not yet received: see `flush`. Raises
         SchemaError for rows that do not fit (then none is taken), RingFull, or what ended the session.
+        Missing values are refused, unless `missing` says otherwise: "drop" leaves their rows out, a value takes their
+        place, {field: either} chooses by field.
         """
-        return self.send_packed(self._pack(rows))
+        return self.send_packed(self._pack(rows, missing))
 
     def send_packed(self, packed: np.ndarray[Any, np.dtype[Any]]) -> int:
         """`send` for an array that `stream.schema.pack` made."""

@@ -27,6 +27,8 @@ class ResultRows:
         self.schema = bound.query.result_schema()
         reals = {a.name for a in bound.aggregates if _is_real(a.fn, a.arg)}
         self._nullable = {a.name for a in bound.aggregates if a.fn == "stddev"}
+        self._reals = sorted(reals)
+        self.nan_results = 0  # rows of batches made so far that have an aggregate that is NaN
         self.dtype = np.dtype(
             [
                 ("window_start", "<i8"),
@@ -40,8 +42,16 @@ class ResultRows:
 
     def batch(self, rows: bytes) -> pa.RecordBatch:
         table = np.frombuffer(rows, self.dtype)
+        self._count_nan(table)
         columns = [self._column(table, field) for field in self.schema]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _count_nan(self, table: np.ndarray[Any, Any]) -> None:
+        found = np.zeros(len(table), np.bool_)
+        for name in self._reals:
+            values = np.ascontiguousarray(table[name])
+            found |= np.isnan(values) & (values.view(np.int64) != _NULL_BITS)
+        self.nan_results += int(found.sum())
 
     def _column(self, table: np.ndarray[Any, Any], field: pa.Field) -> pa.Array:
         values = np.ascontiguousarray(table[field.name])

@@ -218,11 +218,11 @@ class Schema:
             [pa.field(field.name, arrow_type(field.arrow), nullable=False) for field in self.fields]
         )
 
-    def pack(self, data: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    def pack(self, data: Any, missing: Any = None) -> np.ndarray[Any, np.dtype[Any]]:
         """`data` as packed rows: see `flexstream.packing.pack`."""
         from flexstream.packing import pack
 
-        return pack(self, data)
+        return pack(self, data, missing)
 
 
 def arrow_type(text: str) -> pa.DataType:

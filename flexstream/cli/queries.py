@@ -72,6 +72,8 @@ def show(
         f"{reply.get('windows_fired', 0)} windows fired, {reply.get('open_windows', 0)} open, "
         f"results {log.get('first_offset', 0)} to {log.get('next_offset', 0)}"
     )
+    if reply.get("nan_results"):
+        say(f"{reply['nan_results']} results have an aggregate that is NaN: rows with NaN were sent")
     for line in _variant(reply):
         say(line)
     for what in (reply.get("error"), log.get("error")):

@@ -52,6 +52,10 @@ def send(
         int, typer.Option(min=1, help="With --generate: rows per second of event time.")
     ] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="With --generate: equal seeds make equal rows.")] = 1,
+    missing: Annotated[
+        str | None,
+        typer.Option(help="For missing values: drop leaves their rows out, a number or text takes their place."),
+    ] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -74,7 +78,7 @@ def send(
         if stream is None:
             raise typer.BadParameter("a file needs --stream NAME")
         target = Stream.from_dict(client.get(f"/v1/streams/{quote(stream, safe='')}")["stream"])
-        batches, total = read_file(file, target), None
+        batches, total = read_file(file, target, _choice(missing)), None
     began = time.monotonic()
     sent, sent_bytes = _send_all(client, target, batches, total, quiet=as_json)
     seconds = time.monotonic() - began
@@ -104,7 +108,19 @@ def _generated(
     return ysb.YSB_STREAM, pieces(), rows
 
 
-def read_file(path: Path, stream: Stream) -> Iterator[Any]:
+def _choice(missing: str | None) -> Any:
+    """A number where it is one, else the text."""
+    if missing is None:
+        return None
+    for kind in (int, float):
+        try:
+            return kind(missing)
+        except ValueError:
+            continue
+    return missing
+
+
+def read_file(path: Path, stream: Stream, missing: Any = None) -> Iterator[Any]:
     """Packed rows of a CSV, Parquet or JSON lines file, piece by piece. Raises SchemaError."""
     import pyarrow as pa
 
@@ -116,7 +132,7 @@ def read_file(path: Path, stream: Stream) -> Iterator[Any]:
         )
     try:
         for batch in reader(path, stream):
-            yield stream.schema.pack(_with_times(batch, stream))
+            yield stream.schema.pack(_with_times(batch, stream), missing)
     except (OSError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise SchemaError(f"cannot read {path}: {reason}", code="bad_file", hint="check the file") from error

@@ -30,6 +30,7 @@ _QUERY = (
     ("late", "flexstream_query_late_rows_total", "counter", "Rows too late for their window"),
     ("windows_fired", "flexstream_query_windows_fired_total", "counter", "Windows fired, counted per group"),
     ("results", "flexstream_query_results_total", "counter", "Result rows"),
+    ("nan_results", "flexstream_query_nan_results_total", "counter", "Result rows with an aggregate that is NaN"),
     ("open_windows", "flexstream_query_open_windows", "gauge", "Windows that have not fired yet"),
 )
 _LOG = (

@@ -182,3 +182,21 @@ def test_the_earliest_time_there_is_can_be_fed_first():
         finish(engine)
         assert counts(engine) == [(0, 1, 1)]
         assert engine.status()["queries"]["q"]["rejected"]["time_range"] == 1
+
+
+def test_gaps_of_a_frame_are_refused_or_chosen_for_and_nan_results_are_counted(engine):
+    pandas = pytest.importorskip("pandas")
+    aggregates = {"total": fs.sum("f"), "spread": fs.stddev("f")}
+    engine.submit(STREAM.query("q").window(fs.tumbling("10s")).agg(n=fs.count(), **aggregates))
+    frame = pandas.DataFrame([row(1, k=1, f=None), row(1, k=2), row(1, k=3)])
+    with pytest.raises(fs.SchemaError, match="'f' has 1 null"):
+        engine.feed("s", frame)
+    engine.feed("s", frame, missing="drop")
+    engine.feed("s", frame, missing=0.0)
+    engine.feed("s", [row(1, k=4, f=float("nan")), row(1, k=4), row(1, k=5)])
+    finish(engine)
+    found = {r["k"]: r for r in as_rows(engine.results("q"))}
+    assert {k: r["n"] for k, r in found.items()} == {1: 1, 2: 2, 3: 2, 4: 2, 5: 1}
+    assert np.isnan(found[4]["total"])
+    assert found[5]["spread"] is None
+    assert engine.status()["queries"]["q"]["nan_results"] == 1

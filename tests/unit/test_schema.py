@@ -190,7 +190,7 @@ def test_frames_make_the_same_rows():
     polars = pytest.importorskip("polars")
     schema = Schema.of({"t": "timestamp[ms]", "k": "i32", "x": "f64", "ok": "bool", "tag": "bytes[4]"})
     times = np.array(["2024-01-01T00:00:00.001", "1969-12-31T23:59:59.999"], dtype="M8[ms]")
-    columns = {"t": times, "k": [1, 2], "x": [0.1, float("nan")], "ok": [True, False], "tag": ["ab", "ü"]}
+    columns = {"t": times, "k": [1, 2], "x": [0.1, -0.0], "ok": [True, False], "tag": ["ab", "ü"]}
     expected = schema.pack(
         [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     )

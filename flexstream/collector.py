@@ -22,6 +22,7 @@ log = logging.getLogger("flexstream.collector")
 MAX_HELD_BYTES = 64 << 20  # of results that a log refused, before workers feel it
 RETRY_S = 0.2
 LATENCIES_KEPT = 100_000
+MOST_LATENCY_NS = 24 * 3600 * 10**9  # a marker's time is the sender's word: beyond that it tells nothing
 
 
 class Sink(Protocol):
@@ -49,17 +50,21 @@ def _percentiles(values: Any) -> dict[str, Any]:
 
 
 class Latencies:
-    """Marker latencies: the last 100,000, for percentiles."""
+    """Marker latencies: the last 100,000, for percentiles. A time that cannot be one is ignored, and counted."""
 
     def __init__(self) -> None:
         self._kept: deque[int] = deque(maxlen=LATENCIES_KEPT)
         self._at: deque[int] = deque(maxlen=LATENCIES_KEPT)  # when each was seen, CLOCK_MONOTONIC
         self._lock = threading.Lock()
         self.count = 0
+        self.ignored = 0
         self.max_ns = 0
 
     def add(self, ns: int) -> None:
         with self._lock:
+            if not 0 <= ns <= MOST_LATENCY_NS:
+                self.ignored += 1
+                return
             self._kept.append(ns)
             self._at.append(time.monotonic_ns())
             self.count += 1
@@ -71,7 +76,7 @@ class Latencies:
         summed = _percentiles(values)
         if summed["count"]:
             summed |= {"count": self.count, "max_ms": round(self.max_ns / 1e6, 3)}
-        return summed
+        return {**summed, "ignored": self.ignored}
 
     def between(self, begin_ns: int, end_ns: int) -> dict[str, Any]:
         """Of the markers that were seen in that time (CLOCK_MONOTONIC) and are still kept."""

@@ -1,13 +1,17 @@
-"""What can be ordered of an engine's workers while rows arrive: groups moved, split and joined."""
+"""What can be ordered of an engine's workers while rows arrive: groups moved, split and joined; and how it does."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from flexstream.health import health
 from flexstream.moving import GroupMove, Mover
 from flexstream.rebalancing import Rebalancer
+
+if TYPE_CHECKING:
+    from flexstream.engine import Engine
 
 
 class Orders(ABC):
@@ -38,3 +42,7 @@ class Orders(ABC):
         """The group's owner serves all its connections again; lanes end. Nothing to do if it is not split."""
         self._check_open()
         return self.rebalancer.unsplit(group)
+
+    def health(self) -> dict[str, Any]:
+        """{"state", "problem"}: None when all is well. Cheap, and no part of `status`, which may fail by itself."""
+        return health(cast("Engine", self))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,40 +14,72 @@ if TYPE_CHECKING:
     from flexstream.running import RunningQuery, RunningStream
     from flexstream.sessions import Session
 
+log = logging.getLogger("flexstream.status")
 _PRIVATE = ("busy_ns", "drained_ns")
 _FOREVER = (1 << 63) - 1
 
 
+class Parts:
+    """Collects the parts of a status. One that fails is named with its error, and the others are there."""
+
+    def __init__(self) -> None:
+        self.failed: dict[str, str] = {}
+
+    def each(self, looks: Mapping[str, Callable[[], Any]], of: str = "") -> dict[str, Any]:
+        found = {}
+        for name, look in looks.items():
+            try:
+                found[name] = look()
+            except Exception as error:
+                self.failed[of + name] = f"{type(error).__name__}: {error}"
+                log.exception("status_part_failed", extra={"fields": {"part": of + name}})
+        return found
+
+
 def engine_status(engine: Engine) -> dict[str, Any]:
     streams, queries = engine.running()
+    parts = Parts()
+    of_streams = {running.stream.name: partial(_stream, engine, running) for running in streams}
+    of_queries = {running.query.name: partial(query_status, running) for running in queries}
+    status = parts.each(
+        {
+            "uptime_s": lambda: round(time.monotonic() - engine.started_at, 3),
+            "groups": lambda: engine.groups,
+            "state": lambda: engine.health()["state"],
+            "nic": engine.nic.status,
+            "placement": engine.placement,
+            "rebalance": engine.rebalancer.status,
+            "workers": lambda: [_worker(worker.stats()) for worker in engine.workers],
+            "streams": lambda: parts.each(of_streams, "streams."),
+            "stages": engine.staging.status,
+            "queries": lambda: parts.each(of_queries, "queries."),
+            "connections": lambda: _connections(engine),
+            "latency": engine.collector.latencies.summary,
+        }
+    )
+    return {**status, "failed_parts": parts.failed}
+
+
+def _worker(stats: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in stats.items() if name not in _PRIVATE}
+
+
+def _stream(engine: Engine, running: RunningStream) -> dict[str, Any]:
+    return stream_status(running, *engine.staging.counts(running.stream.name))
+
+
+def _connections(engine: Engine) -> dict[str, Any]:
     acceptor = engine.acceptor
-    workers = [worker.stats() for worker in engine.workers]
     arrived = engine.nic.connections()
     away = sum(split.away for split in engine.mover.splits())
     return {
-        "uptime_s": round(time.monotonic() - engine.started_at, 3),
-        "groups": engine.groups,
-        "state": "failed" if engine.collector.failure is not None else engine.state,
-        "nic": engine.nic.status(),
-        "placement": engine.placement(),
-        "rebalance": engine.rebalancer.status(),
-        "workers": [{name: value for name, value in w.items() if name not in _PRIVATE} for w in workers],
-        "streams": {
-            running.stream.name: stream_status(running, *engine.staging.counts(running.stream.name))
-            for running in streams
-        },
-        "stages": engine.staging.status(),
-        "queries": {running.query.name: query_status(running) for running in queries},
-        "connections": {
-            "open": sum(w["connections"] for w in workers),
-            "accepted": acceptor.accepted if acceptor else 0,
-            "pending_hello": acceptor.pending if acceptor else 0,
-            **arrived,
-            "misaligned": arrived["misaligned"] + away,
-            "split_away": away,
-            "closed": dict(acceptor.closed) if acceptor else {},
-        },
-        "latency": engine.collector.latencies.summary(),
+        "open": sum(worker.stats()["connections"] for worker in engine.workers),
+        "accepted": acceptor.accepted if acceptor else 0,
+        "pending_hello": acceptor.pending if acceptor else 0,
+        **arrived,
+        "misaligned": arrived["misaligned"] + away,
+        "split_away": away,
+        "closed": dict(acceptor.closed) if acceptor else {},
     }
 
 

@@ -79,6 +79,8 @@ def describe(reply: dict[str, Any]) -> str:
         parts += ["", table([_stream(*item) for item in reply["streams"].items()], STREAMS)]
     if reply.get("queries"):
         parts += ["", table([_query(*item) for item in reply["queries"].items()], QUERIES)]
+    for what, error in (reply.get("failed_parts") or {}).items():
+        parts.append(f"the status of {what} could not be made: {error}")
     for what, error in (daemon.get("catalog_failed") or {}).items():
         parts.append(f"{what} did not come back after the restart: {error}")
     return "\n".join(parts)

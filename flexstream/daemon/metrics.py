@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+log = logging.getLogger("flexstream.metrics")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -93,36 +96,59 @@ class Page:
 
 
 def render(status: Mapping[str, Any]) -> str:
-    """The page for one status. Missing parts are left out, so that an older engine's status works too."""
+    """The page for one status. Missing parts are left out, so that an older engine's status works too.
+
+    A part that cannot be rendered is named by a metric, as are those that the status could not make.
+    """
     page = Page()
+    failed = list(status.get("failed_parts") or {})
+    for name, part in _PARTS.items():
+        try:
+            part(page, status)
+        except Exception:
+            log.exception("metrics_part_failed", extra={"fields": {"part": name}})
+            failed.append(name)
+    help_text = "1 for each part of the status that could not be made (the status and the log say why)"
+    for name in failed:
+        page.add("flexstream_status_part_failed", "gauge", help_text, 1, part=name)
+    return page.text()
+
+
+def _engine(page: Page, status: Mapping[str, Any]) -> None:
     page.add("flexstream_uptime_seconds", "gauge", "Seconds since the engine started", status.get("uptime_s"))
     page.add("flexstream_groups", "gauge", "Key groups of the engine", status.get("groups"))
     for state in ENGINE_STATES:
         page.add(
             "flexstream_state", "gauge", "1 for the state it is in", status.get("state") == state, state=state
         )
-    _nic(page, status.get("nic") or {})
     for group, worker in enumerate(status.get("placement") or []):
         page.add("flexstream_group_worker", "gauge", "Worker that owns the group", worker, group=group)
-    _rebalance(page, status.get("rebalance") or {})
+
+
+def _workers(page: Page, status: Mapping[str, Any]) -> None:
     for worker in status.get("workers") or []:
         page.table(_WORKER, worker, worker=worker.get("worker"), cpu=worker.get("cpu"))
+
+
+def _streams(page: Page, status: Mapping[str, Any]) -> None:
     for name, stream in (status.get("streams") or {}).items():
         _stream(page, name, stream)
+
+
+def _queries(page: Page, status: Mapping[str, Any]) -> None:
     for name, query in (status.get("queries") or {}).items():
         _query(page, name, query)
+
+
+def _connections(page: Page, status: Mapping[str, Any]) -> None:
     connections = status.get("connections") or {}
     page.table(_CONNECTIONS, connections)
     for reason, count in (connections.get("closed") or {}).items():
         page.add("flexstream_connections_closed_total", "counter", "Connections closed", count, reason=reason)
-    _stages(page, status.get("stages") or {})
-    _latency(page, status.get("latency") or {})
-    _daemon(page, status.get("daemon") or {})
-    return page.text()
 
 
-def _nic(page: Page, nic: Mapping[str, Any]) -> None:
-    if nic:
+def _nic(page: Page, status: Mapping[str, Any]) -> None:
+    if nic := status.get("nic"):
         labels = {"kind": nic.get("kind", "?"), "device": nic.get("device") or ""}
         help_text = "1 when producers can steer by its table"
         page.add("flexstream_nic_aligned", "gauge", help_text, nic.get("aligned"), **labels)
@@ -135,7 +161,8 @@ def _nic(page: Page, nic: Mapping[str, Any]) -> None:
         page.add("flexstream_nic_fallbacks_total", "counter", "Implementations given up", nic.get("fallbacks"))
 
 
-def _rebalance(page: Page, rebalance: Mapping[str, Any]) -> None:
+def _rebalance(page: Page, status: Mapping[str, Any]) -> None:
+    rebalance = status.get("rebalance") or {}
     page.table(_REBALANCE, rebalance)
     last = rebalance.get("last") or {}
     page.add("flexstream_last_move_ms", "gauge", "How long the last moves took, all steps", last.get("took_ms"))
@@ -202,7 +229,8 @@ def _query(page: Page, name: str, query: Mapping[str, Any]) -> None:
     page.table(_LOG, query.get("log") or {}, query=name)
 
 
-def _stages(page: Page, stages: Mapping[str, Any]) -> None:
+def _stages(page: Page, status: Mapping[str, Any]) -> None:
+    stages = status.get("stages") or {}
     for state in ("open", "finished", "committed"):
         page.add("flexstream_stages", "gauge", "Stages by state", stages.get(state), state=state)
     for key, name, help_text in (
@@ -217,14 +245,18 @@ def _stages(page: Page, stages: Mapping[str, Any]) -> None:
     page.add("flexstream_stages_expired_total", "counter", "Stages that no commit named in time", stages.get("expired"))
 
 
-def _latency(page: Page, latency: Mapping[str, Any]) -> None:
+def _latency(page: Page, status: Mapping[str, Any]) -> None:
+    latency = status.get("latency") or {}
     help_text = "From marker sent to result observed"
     page.add("flexstream_latency_markers_total", "counter", "Markers measured", latency.get("count"))
+    ignored = "Markers whose time is in the future, or more than a day old"
+    page.add("flexstream_latency_markers_ignored_total", "counter", ignored, latency.get("ignored"))
     for key, quantile in (("p50_ms", "0.5"), ("p99_ms", "0.99"), ("max_ms", "1")):
         page.add("flexstream_latency_ms", "gauge", help_text, latency.get(key), quantile=quantile)
 
 
-def _daemon(page: Page, daemon: Mapping[str, Any]) -> None:
+def _daemon(page: Page, status: Mapping[str, Any]) -> None:
+    daemon = status.get("daemon") or {}
     if "version" in daemon:
         page.add("flexstream_build_info", "gauge", "The version that runs", 1, version=daemon["version"])
     for labels, count in daemon.get("http_requests") or []:
@@ -236,6 +268,20 @@ def _daemon(page: Page, daemon: Mapping[str, Any]) -> None:
     ):
         value = daemon.get(key)
         page.add(f"flexstream_{key}", "gauge", help_text, len(value) if isinstance(value, dict) else value)
+
+
+_PARTS: dict[str, Callable[[Page, Mapping[str, Any]], None]] = {
+    "engine": _engine,
+    "nic": _nic,
+    "rebalance": _rebalance,
+    "workers": _workers,
+    "streams": _streams,
+    "queries": _queries,
+    "connections": _connections,
+    "stages": _stages,
+    "latency": _latency,
+    "daemon": _daemon,
+}
 
 
 def _escape(label: str) -> str:

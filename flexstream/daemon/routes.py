@@ -58,10 +58,10 @@ class Routes:
 
     # Streams ------------------------------------------------------------------------------------------------
 
-    def _stream_reply(self, request: web.Request, stream: Stream, groups: int) -> dict[str, Any]:
+    def _stream_reply(self, request: web.Request, stream: Stream) -> dict[str, Any]:
         return {
             "stream": stream.to_dict(),
-            "groups": groups,
+            "groups": self._engine.groups,
             "data": self._data_address(request),
             "schema_hash": stream.schema.hash,
         }
@@ -77,11 +77,8 @@ class Routes:
 
     async def list_streams(self, request: web.Request) -> web.Response:
         Params(request)
-        groups = await self._groups()
         streams = dict(self._engine.streams)
-        return web.json_response(
-            {"streams": [self._stream_reply(request, stream, groups) for stream in streams.values()]}
-        )
+        return web.json_response({"streams": [self._stream_reply(request, stream) for stream in streams.values()]})
 
     async def add_stream(self, request: web.Request) -> web.Response:
         Params(request)
@@ -95,7 +92,7 @@ class Routes:
             )
         if known is None:
             await self._daemon.add_stream(stream)
-        reply = self._stream_reply(request, stream, await self._groups())
+        reply = self._stream_reply(request, stream)
         return web.json_response(reply, status=201 if known is None else 200)
 
     async def show_stream(self, request: web.Request) -> web.Response:
@@ -108,7 +105,7 @@ class Routes:
                 code="unknown_stream",
                 hint=_near(name, self._engine.streams, "POST /v1/streams adds one"),
             )
-        return web.json_response(self._stream_reply(request, stream, await self._groups()))
+        return web.json_response(self._stream_reply(request, stream))
 
     # Queries ------------------------------------------------------------------------------------------------
 
@@ -206,17 +203,19 @@ class Routes:
     async def health(self, request: web.Request) -> web.Response:
         """Alive: the event loop runs and the engine answers and has not failed."""
         Params(request)
-        state = (await self._daemon.engine_status()).get("state")
-        return web.json_response(
-            {"status": "failed" if state == "failed" else "ok", "engine": state},
-            status=503 if state == "failed" else 200,
-        )
+        health = await self._daemon.health()
+        problem = health["problem"]
+        body = {"status": "failed" if problem else "ok", "engine": health["state"]}
+        if problem:
+            body["problem"] = problem
+        return web.json_response(body, status=503 if problem else 200)
 
     async def ready(self, request: web.Request) -> web.Response:
         """Ready: the catalog is back, the engine runs, and the daemon is not stopping."""
         Params(request)
-        state = (await self._daemon.engine_status()).get("state")
-        reason = self._daemon.not_ready or (None if state == "running" else f"the engine is {state}")
+        health = await self._daemon.health()
+        not_running = None if health["state"] == "running" else f"the engine is {health['state']}"
+        reason = self._daemon.not_ready or health["problem"] or not_running
         return web.json_response({"ready": reason is None, "reason": reason}, status=503 if reason else 200)
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -227,9 +226,6 @@ class Routes:
     async def openapi(self, request: web.Request) -> web.Response:
         Params(request)
         return web.json_response(openapi.document())
-
-    async def _groups(self) -> int:
-        return int((await self._daemon.engine_status()).get("groups", 0))
 
     async def _json(self, request: web.Request) -> Any:
         if request.content_type != "application/json":  # also keeps out forms that a web page may send

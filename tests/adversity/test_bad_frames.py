@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import flexstream as fs
+from flexstream import engine_status
+from flexstream.daemon.metrics import render
 from flexstream.testing import run
 from flexstream.wire import CONTROL_GROUP, ErrorCode, Flags, FrameType, Header, frame
 from tests.adversity.rig import (
@@ -305,3 +307,39 @@ def test_an_unknown_field_in_a_query_names_the_near_ones():
     if document is not None:
         with pytest.raises(fs.FlexStreamError):
             fs.Query.from_json(document)
+
+
+ODD_MARKERS = (0, 1, 2**62, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 1)
+
+
+def test_markers_with_any_time_take_no_part_of_the_status_down_and_show_no_odd_latency():
+    with serving() as engine, company(engine), RawClient(engine) as client:
+        client.open()
+        sock = client.open(GROUP)
+        now = time.time_ns()
+        for value in (*ODD_MARKERS, now, now + 3600 * 10**9):
+            sock.sendall(frame(FrameType.MARKER, GROUP, value=value))
+        status = wait_until(
+            lambda: (s := engine.status())["latency"]["ignored"] == len(ODD_MARKERS) + 1 and s, "the odd markers"
+        )
+        assert status["failed_parts"] == {}
+        assert status["latency"]["count"] == 1
+        assert 0 <= status["latency"]["max_ms"] < 24 * 3600 * 1000
+        assert "flexstream_latency_markers_ignored_total 8" in render(status)
+        assert engine.health()["state"] == "running"
+
+
+def test_a_part_of_the_status_that_fails_is_named_and_the_others_are_there(monkeypatch):
+    with serving() as engine:
+        whole = engine.status()
+        monkeypatch.setattr(engine.collector.latencies, "summary", lambda: 1 // 0)
+        monkeypatch.setattr(engine_status, "query_status", lambda running: [][1])
+        status = engine.status()
+        assert set(status["failed_parts"]) == {"latency", "queries.q"}
+        assert "ZeroDivisionError" in status["failed_parts"]["latency"]
+        assert set(whole) - set(status) == {"latency"}
+        assert status["queries"] == {}
+        assert status["streams"].keys() == whole["streams"].keys()
+        page = render(status)
+        assert 'flexstream_status_part_failed{part="queries.q"} 1' in page
+        assert engine.health() == {"state": "running", "problem": None}

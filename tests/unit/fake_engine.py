@@ -122,6 +122,9 @@ class FakeEngine:
         for result_log in self._logs.values():
             result_log.close()
 
+    def health(self) -> dict[str, Any]:
+        return {"state": self.state, "problem": "the engine failed" if self.state == "failed" else None}
+
     def status(self) -> dict[str, Any]:
         return {
             "uptime_s": time.monotonic() - self._began,

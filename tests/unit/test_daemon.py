@@ -379,6 +379,16 @@ def test_a_bug_in_a_handler_is_an_error_500_and_the_daemon_goes_on() -> None:
     run(scenario)
 
 
+def test_a_status_that_fails_takes_neither_health_nor_what_producers_ask_for_with_it() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        await post(session, "/v1/queries", views())
+        engine.status = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        for path in ("/healthz", "/readyz", "/v1/streams", "/v1/streams/ads"):
+            await get(session, path)
+
+    run(scenario)
+
+
 def test_streams_and_queries_come_back_after_a_restart(tmp_path: Path) -> None:
     async def first(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
         await post(session, "/v1/queries", views())

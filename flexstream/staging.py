@@ -25,6 +25,7 @@ from flexstream.sessions import Session, SessionRefused
 from flexstream.stage_block import decode
 from flexstream.stage_port import StagePort
 from flexstream.stages import DEFAULT_LIMIT_BYTES, Stage, Stages
+from flexstream.state.applied import DEFAULT_REMEMBER_S
 from flexstream.state.commits import CommitJournal, Record
 from flexstream.state.known import KnownLate, KnownResults
 from flexstream.state.pages import Bytes, SparePages
@@ -81,12 +82,14 @@ class Staging:
 
     def commit(
         self, sink: str, query: str, batch: int | None, receipts: Sequence[dict[str, Any]],
-        *, stream: str | None = None, end: bool = False, wait_s: float = COMMIT_WAIT_S,
+        *, stream: str | None = None, end: bool = False, remember_s: float = DEFAULT_REMEMBER_S,
+        wait_s: float = COMMIT_WAIT_S,
     ) -> dict[str, Any]:  # fmt: skip
         """Apply exactly these stages, all or none, once. `end`: the sink has ended, its windows need not wait.
+        `remember_s`: how long after the query's last batch one of them may come again and must be known.
 
-        Raises StageError: `unknown_stage`, `stage_counts`, `stage_used`, `mixed_streams`, and the disk's; nothing was
-        applied then, and the batch may be committed again, with the same or with other stages.
+        Raises StageError: `unknown_stage`, `stage_counts`, `stage_used`, `mixed_streams`, `sink_full`, and the disk's;
+        nothing was applied then, and the batch may be committed again, with the same or with other stages.
         """
         with self._lock:
             self._check_open()
@@ -102,6 +105,7 @@ class Staging:
                     hint="one sink writes to one stream",
                 )
             record = self._record(sink, query, batch, stages, next(iter(streams), None), end)
+            record["remember_s"] = remember_s
             self.stages.sync()
             record = self.journal.commit(record)
             self.stages.commit(stages)
@@ -284,6 +288,8 @@ class Staging:
             self.stages.expire()
             if self._replayed:
                 self._let_go()
+            if self.journal.has_grown:  # by commits of nothing, which nobody lets go
+                self.journal.rewrite()
         except FlexStreamError as error:
             log.warning("stages_not_tidied", extra={"fields": {"error": error.message}})
 
@@ -428,6 +434,7 @@ class Staging:
             **{state: states[state] for state in ("open", "finished", "committed")},
             "bytes": sum(stage["bytes"] for stage in listed),
             "kept_batches": len(self.journal.kept),
+            "remembered_queries": self.journal.applied.queries,
             "expired": self.stages.expired,
             "held_back": self.stages.held_back,
             "connections": self.port.connections,

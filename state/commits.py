@@ -18,39 +18,18 @@ import os
 import threading
 import time
 import zlib
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flexstream.errors import StageError
+from flexstream.state.applied import DEFAULT_REMEMBER_S, AppliedBatches
 from flexstream.state.segments import sync_directory
 from flexstream.state.stage import io_error
 
 NAME = "journal"
 REWRITE_BYTES = 1 << 20
-REMEMBERED_BATCHES = 1000  # applied batches of one (sink, query) that are known one by one; older ones as a range
-REMEMBERED_QUERIES = 10_000  # (sink, query) pairs
 
 Record = dict[str, Any]
-
-
-@dataclass
-class Applied:
-    """The batches of one (sink, query) that were applied: all below `floor`, and those in `batches`."""
-
-    floor: int = 0
-    batches: set[int] = field(default_factory=set)
-    at: float = 0.0
-
-    def __contains__(self, batch: int) -> bool:
-        return batch < self.floor or batch in self.batches
-
-    def add(self, batch: int, at: float) -> None:
-        self.batches.add(batch)
-        self.at = at
-        if len(self.batches) > REMEMBERED_BATCHES:
-            self.floor = max(self.floor, min(self.batches) + 1)
-            self.batches = {known for known in self.batches if known >= self.floor}
 
 
 class CommitJournal:
@@ -59,15 +38,16 @@ class CommitJournal:
     def __init__(self, directory: Path | None) -> None:
         """Read the journal. Raises StageError (`journal_damaged`, `stage_io`)."""
         self.path = directory / NAME if directory is not None else None
-        self.applied: dict[tuple[str, str], Applied] = {}
+        self.applied = AppliedBatches()
         self.kept: dict[int, Record] = {}  # batches whose windows are not all in the log, by number, in order
         self.sinks: dict[str, dict[str, int | None]] = {}  # stream -> live sink -> largest event time applied
         self.dropped_stages: list[str] = []  # of batches that were done when the journal was read
         self.next_number = 1
-        self._sinks_from = 0  # `sinks` knows already of batches with a lower number
+        self._state_from = 0  # `applied` and `sinks` know already of batches with a lower number
         self._lock = threading.RLock()
         self._fd = -1
         self._size = 0
+        self._written_size = 0  # when it was last written anew
         if self.path is not None:
             try:
                 self._open(self.path)
@@ -102,8 +82,9 @@ class CommitJournal:
     # What it says -------------------------------------------------------------------------------------------
 
     def is_applied(self, sink: str, query: str, batch: int) -> bool:
-        known = self.applied.get((sink, query))
-        return known is not None and batch in known
+        with self._lock:
+            known = self.applied.get(sink, query)
+            return known is not None and batch in known
 
     def kept_of(self, stream: str) -> list[Record]:
         return [record for record in self.kept_records() if record["stream"] == stream]
@@ -126,22 +107,19 @@ class CommitJournal:
             for kept in self.kept.values():
                 kept["queries"] = [name for name in kept["queries"] if name != record["query"]]
         elif kind == "state":
-            self.next_number = self._sinks_from = record["next"]
+            self.next_number = self._state_from = record["next"]
             self.sinks = record["sinks"]
-            for sink, query, floor, batches, at in record["applied"]:
-                self.applied[sink, query] = Applied(floor, set(batches), at)
+            self.applied.from_list(record["applied"])
 
     def _take_commit(self, record: Record) -> None:
         self.next_number = max(self.next_number, record["number"] + 1)
-        if record["batch"] is not None:
-            key = record["sink"], record["query"]
-            self.applied.setdefault(key, Applied()).add(record["batch"], record["at"])
-            if len(self.applied) > REMEMBERED_QUERIES:
-                del self.applied[min(self.applied, key=lambda known: self.applied[known].at)]
+        if record["batch"] is not None and record["number"] >= self._state_from:
+            about = record["rows"], record["at"], record.get("remember_s", DEFAULT_REMEMBER_S)
+            self.applied.add(record["sink"], record["query"], record["batch"], *about)
         if record["stream"] is None:
             return
         self.kept[record["number"]] = record
-        if record["number"] < self._sinks_from:
+        if record["number"] < self._state_from:
             return
         live = self.sinks.setdefault(record["stream"], {})
         if record["end"]:
@@ -154,6 +132,8 @@ class CommitJournal:
     def commit(self, record: Record) -> Record:
         """Make a batch applied, for good. StageError: it is not, and nothing else has changed."""
         with self._lock:
+            if record["batch"] is not None:
+                self.applied.make_room(record["sink"], record["query"])
             record = {"op": "commit", "number": self.next_number, "at": time.time(), **record}
             self._append(record)
             self._take(record)
@@ -190,10 +170,14 @@ class CommitJournal:
             raise io_error("write", self.path, error) from error
         self._size += len(line)
 
+    @property
+    def has_grown(self) -> bool:
+        return self._size >= max(REWRITE_BYTES, 2 * self._written_size)
+
     def rewrite(self, *, always: bool = False) -> None:
         """Write it anew when it has grown: what is not needed any more goes. StageError leaves the old one."""
         with self._lock:
-            if self._fd >= 0 and (self._size >= REWRITE_BYTES or always):
+            if self._fd >= 0 and (self.has_grown or always):
                 self._rewrite()
 
     def _rewrite(self) -> None:
@@ -202,7 +186,7 @@ class CommitJournal:
             "op": "state",
             "next": self.next_number,
             "sinks": self.sinks,
-            "applied": [[*key, a.floor, sorted(a.batches), a.at] for key, a in self.applied.items()],
+            "applied": self.applied.to_list(),
         }
         data = b"".join(map(_line, [state, *self.kept.values()]))
         beside = self.path.with_name(NAME + ".new")
@@ -222,6 +206,7 @@ class CommitJournal:
             raise io_error("write", beside, error) from error
         os.close(self._fd)
         self._fd, self._size = fd, len(data)
+        self._written_size = len(data)
 
     def close(self) -> None:
         with self._lock:

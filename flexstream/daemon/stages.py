@@ -10,6 +10,7 @@ from aiohttp import web
 
 from flexstream.daemon.params import Params
 from flexstream.daemon.problems import ApiError
+from flexstream.state.applied import DEFAULT_REMEMBER_S
 
 if TYPE_CHECKING:
     from flexstream.daemon.server import Daemon
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 BODY_TIMEOUT_S = 30.0
 MAX_BODY_BYTES = 64 << 20  # a receipt for each task, with its rows per group: more than other requests have
 MAX_NAME = 256
+MAX_REMEMBER_S = 100 * 365 * 86_400.0
+FIELDS = frozenset({"sink", "query", "batch", "stages", "stream", "end", "remember_s"})
 
 
 class StageRoutes:
@@ -85,9 +88,9 @@ def _check(body: Any) -> dict[str, Any]:
     """The arguments of `Staging.commit`. ApiError names the field that is wrong."""
     if not isinstance(body, dict):
         raise _bad("the body", body, 'an object with "sink", "query", "batch" and "stages"')
-    unknown = sorted(set(body) - {"sink", "query", "batch", "stages", "stream", "end"})
+    unknown = sorted(set(body) - FIELDS)
     if unknown:
-        raise _bad("the body", unknown, "no other fields than sink, query, batch, stages, stream, end")
+        raise _bad("the body", unknown, f"no other fields than {', '.join(sorted(FIELDS))}")
     sink, query, batch = body.get("sink"), body.get("query", ""), body.get("batch")
     if not isinstance(sink, str) or not 0 < len(sink) <= MAX_NAME:
         raise _bad("sink", sink, f"a name of 1 to {MAX_NAME} characters")
@@ -109,7 +112,11 @@ def _check(body: Any) -> dict[str, Any]:
         raise _bad("batch", batch, "a whole number from 0 (null only to end a sink without rows)")
     if end and stream is None and not receipts:
         raise _bad("stream", stream, "the stream that the sink has ended on")
-    return {"sink": sink, "query": query, "batch": batch, "receipts": receipts, "stream": stream, "end": end}
+    remember_s = body.get("remember_s", DEFAULT_REMEMBER_S)
+    if isinstance(remember_s, bool) or not isinstance(remember_s, int | float) or not 0 < remember_s <= MAX_REMEMBER_S:
+        raise _bad("remember_s", remember_s, f"seconds above 0 and up to {MAX_REMEMBER_S:.0f}")
+    about = {"sink": sink, "query": query, "batch": batch, "stream": stream}
+    return {**about, "receipts": receipts, "end": end, "remember_s": remember_s}
 
 
 def _whole(value: object) -> bool:

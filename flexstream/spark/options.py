@@ -12,6 +12,7 @@ from typing import Any
 from flexstream.client.discovery import Address
 from flexstream.errors import ConfigError
 from flexstream.schema import near_names
+from flexstream.state.applied import DEFAULT_REMEMBER_S
 
 # Spark hands its own options over together with ours; these it uses itself.
 SPARK_OPTIONS = {
@@ -33,7 +34,7 @@ class Options:
     """What the user said.
 
     `endpoints`: control ports of the daemons, each "host:port". Sink: `stream`, `sink_id`, `job`, `end`,
-    `at_least_once`, `watermark`. Source: `query`, `max_rows`, `partition_rows`, `group_partitions`,
+    `at_least_once`, `watermark`, `remember_s`. Source: `query`, `max_rows`, `partition_rows`, `group_partitions`,
     `starting_offset`. Both: `token`,
     `timeout_s`.
     """
@@ -47,6 +48,7 @@ class Options:
     end: bool = False
     at_least_once: bool = False
     watermark: str = "batch"
+    remember_s: float = DEFAULT_REMEMBER_S
     max_rows: int | None = None
     partition_rows: int = 1_000_000
     group_partitions: int = 1
@@ -129,14 +131,18 @@ def _count(name: str, text: str) -> int:
     return int(text)
 
 
-def _seconds(name: str, text: str) -> float:
+def _seconds(name: str, text: str, most: float = 86_400) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 < value < 86_400:
-        raise ConfigError(f"option {name}={text!r}: must be seconds above 0", code="bad_option")
+    if not 0 < value < most:
+        raise ConfigError(f"option {name}={text!r}: must be seconds above 0, below {most:.0f}", code="bad_option")
     return value
+
+
+def _long_time(name: str, text: str) -> float:
+    return _seconds(name, text, 1e9)
 
 
 def _watermark(name: str, text: str) -> str:
@@ -162,6 +168,7 @@ _READERS: dict[str, tuple[str, Any]] = {
     "end": ("end", _flag),
     "at_least_once": ("at_least_once", _flag),
     "watermark": ("watermark", _watermark),
+    "remember_s": ("remember_s", _long_time),
     "max_rows": ("max_rows", _count),
     "partition_rows": ("partition_rows", _count),
     "group_partitions": ("group_partitions", _count),

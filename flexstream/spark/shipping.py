@@ -81,7 +81,8 @@ def ship(
     """Send the rows of files to a stream, once. Returns when they count.
 
     `paths` are files, folders or patterns of .parquet, .arrow or .csv that every executor can read; columns that the
-    stream does not have are not read. `options` are those of the sink (`token`, `sink_id`, `job`, `end`, `timeout_s`).
+    stream does not have are not read. `options` are those of the sink (`token`, `sink_id`, `job`, `end`, `remember_s`,
+    `timeout_s`).
     `progress` shows a bar; by default when standard error is a terminal.
 
     Raises FlexStreamError: files or columns that do not fit (before any task starts), or a daemon that refuses.
@@ -99,7 +100,7 @@ def ship(
     tasks = share_out(splits, split_bytes, WAVES * spark.sparkContext.defaultParallelism)
     messages = _run(spark, tasks, writer, sys.stderr.isatty() if progress is None else progress)
     try:
-        applied = writer.apply(messages, parsed.job or str(uuid.uuid4()), 0)
+        applied = writer.apply_job(messages, parsed.job or str(uuid.uuid4()))
     except FlexStreamError:
         writer.forget(messages)
         raise

@@ -23,6 +23,7 @@ from flexstream.spark.options import DEFAULT_SINK, Options
 
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark's internal names
 NO_QUERY = ""
+UNNAMED_S = 3600.0  # a job without a name comes again only while its commit is tried again
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Writer:
             sent = sending.stage_rows(self.target, batches, prefix)
         return Staged(query, sent.rows, sent.receipts)
 
-    def apply(self, messages: list[Any], query: str, batch: int) -> bool:
+    def apply(self, messages: list[Any], query: str, batch: int, remember_s: float | None = None) -> bool:
         """Commit at every daemon; whether the batch was new to one of them. It may be repeated: a daemon that has
         the batch says so and does nothing.
         """
@@ -74,10 +75,16 @@ class Writer:
         for endpoint in self.target.endpoints:
             stages = [message.receipts[endpoint] for message in messages if message is not None]
             body = {"sink": self.options.sink_id, "query": query, "batch": batch, "stages": stages}
+            body["remember_s"] = remember_s or self.options.remember_s
             if self.options.end:
                 body |= {"stream": self.options.stream, "end": True}
             applied |= self.commit(endpoint, body)
         return applied
+
+    def apply_job(self, messages: list[Any], job: str) -> bool:
+        """The same for a batch job, which is one batch. One without a name of its own is not known for long."""
+        unnamed_s = UNNAMED_S + self.options.timeout_s
+        return self.apply(messages, job, 0, self.options.remember_s if self.options.job else unnamed_s)
 
     def commit(self, endpoint: str, body: dict[str, Any]) -> bool:
         client = self.target.client(endpoint)
@@ -104,7 +111,7 @@ class BatchWriter(DataSourceArrowWriter):
         return self._writer.send(iterator)
 
     def commit(self, messages: list[Any]) -> None:
-        self._writer.apply(messages, self._job, 0)
+        self._writer.apply_job(messages, self._job)
 
     def abort(self, messages: list[Any]) -> None:
         self._writer.forget(messages)

@@ -19,6 +19,7 @@ import pytest
 import flexstream as fs
 from flexstream import stages
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, ProtocolError, StageError
+from flexstream.state import applied, commits
 from flexstream.testing import run
 from tests.adversity.rig import QUERY, STREAM, address, make_rows, serving
 from tests.property.checks import as_rows, assert_ledger, assert_same_results
@@ -412,3 +413,25 @@ def test_receipts_survive_json() -> None:
         receipt = json.loads(json.dumps(stage(engine, make_rows(100))))
         assert engine.staging.commit("sink", "q", 0, [receipt])["applied"]
         engine.finish(timeout=WAIT_S)
+
+
+def test_commits_of_nothing_push_no_applied_batch_out_and_do_not_fill_the_disk(
+    data_dir: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applied, "SINK_QUERIES", 40)
+    monkeypatch.setattr(commits, "REWRITE_BYTES", 4_000)
+    rows = make_rows(1000)
+    with serving(data_dir=data_dir) as engine:
+        engine.staging.commit("honest", "query", 0, [stage(engine, rows)])
+        for i in range(40):
+            engine.staging.commit("other", f"fresh {i}", 0, [])
+        with pytest.raises(StageError) as caught:
+            engine.staging.commit("other", "one more", 0, [])
+        assert caught.value.code == "sink_full"
+        for i in range(1000):
+            engine.staging.commit("honest", "query", i, [], wait_s=0)
+        assert not engine.staging.commit("honest", "query", 0, [stage(engine, rows)])["applied"]
+        assert engine.status()["stages"]["remembered_queries"] == 41
+        if data_dir is not None:
+            wait_until(lambda: (data_dir / "stage" / "journal").stat().st_size < 20_000, "a journal written anew")
+        assert_equal_to_oracle(engine, rows)

@@ -11,7 +11,7 @@ import pytest
 import flexstream as fs
 from flexstream import stage_block
 from flexstream.errors import StageError
-from flexstream.state import commits, pages
+from flexstream.state import applied, commits, pages
 from flexstream.state.commits import CommitJournal
 from flexstream.state.stage import StageFile
 from flexstream.wire import HEADER_BYTES, Header, WireError
@@ -280,11 +280,11 @@ def test_damage_before_the_last_line_is_said_and_nothing_is_changed(tmp_path: Pa
 
 
 def test_very_old_batches_are_known_as_a_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits, "REMEMBERED_BATCHES", 10)
+    monkeypatch.setattr(applied, "REMEMBERED_BATCHES", 10)
     journal = CommitJournal(tmp_path)
     for batch in range(100):
         journal.commit(record(batch, stream=None))
-    assert len(journal.applied["k", "q"].batches) <= 10
+    assert len(journal.applied.get("k", "q").batches) <= 10
     assert all(journal.is_applied("k", "q", batch) for batch in range(100))
     assert not journal.is_applied("k", "q", 100)
     journal.close()
@@ -307,4 +307,67 @@ def test_a_failed_append_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatc
     assert (tmp_path / "journal").read_bytes() == before
     journal.commit(record(1))
     assert journal.is_applied("k", "q", 1)
+    journal.close()
+
+
+def commit_fresh(journal: CommitJournal, count: int, sink: str = "k", **changes: object) -> None:
+    for i in range(count):
+        journal.commit(record(0, stream=None, sink=sink, query=f"{sink}-{i}", **changes))
+
+
+@pytest.mark.parametrize("sink", ["k", "another"])
+def test_nobodys_commits_push_an_applied_batch_out(sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applied, "SINK_QUERIES", 20)
+    journal = CommitJournal(tmp_path)
+    journal.commit(record(7, stream=None, query="honest"))
+    with pytest.raises(StageError) as caught:
+        commit_fresh(journal, 50, sink)
+    assert caught.value.code == "sink_full"
+    assert "remember_s" in str(caught.value)
+    for again in (journal, CommitJournal(tmp_path)):
+        assert again.is_applied("k", "honest", 7)
+        again.commit(record(8, stream=None, query="honest"))  # one that is known always has room
+        again.close()
+
+
+def test_all_sinks_together_have_a_bound_and_what_is_known_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applied, "ALL_QUERIES", 20)
+    monkeypatch.setattr(applied, "ALL_BATCHES", 20)
+    journal = CommitJournal(tmp_path)
+    journal.commit(record(0, stream=None, query="honest"))
+    for i in range(19):
+        commit_fresh(journal, 1, f"sink {i}")
+    with pytest.raises(StageError) as caught:
+        commit_fresh(journal, 1, "one more")
+    assert caught.value.code == "sink_full"
+    for batch in range(1, 50):
+        journal.commit(record(batch, stream=None, query="honest"))
+    assert all(journal.is_applied("k", "honest", batch) for batch in range(50))
+    assert journal.applied.queries == 20
+    assert journal.applied.batches <= 21
+    journal.close()
+
+
+def test_what_may_not_be_repeated_any_more_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applied, "SINK_QUERIES", 20)
+    journal = CommitJournal(tmp_path)
+    journal.commit(record(7, stream=None, query="honest"))
+    for _ in range(3):
+        commit_fresh(journal, 19, remember_s=1e-9)
+    assert journal.is_applied("k", "honest", 7)
+    assert journal.applied.queries <= 20
+    journal.rewrite(always=True)
+    journal.close()
+    back = CommitJournal(tmp_path)
+    assert back.applied.to_list() == journal.applied.to_list()
+    back.close()
+
+
+def test_a_journal_from_before_rows_were_kept_is_read(tmp_path: Path) -> None:
+    old = {"op": "state", "next": 5, "sinks": {}, "applied": [["k", "q", 3, [3, 4], 1.5]]}
+    (tmp_path / "journal").write_bytes(commits._line(old))
+    journal = CommitJournal(tmp_path)
+    assert [journal.is_applied("k", "q", batch) for batch in (0, 3, 4, 5)] == [True, True, True, False]
     journal.close()

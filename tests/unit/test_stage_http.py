@@ -30,6 +30,9 @@ BAD: dict[str, tuple[Any, str]] = {
     "a receipt with half a row": ({**GOOD, "stages": [{"stage": "a", "rows": 0.5}]}, "rows"),
     "end in words": ({**GOOD, "end": "yes"}, "end"),
     "an end of nothing": ({**GOOD, "stages": [], "end": True}, "stream"),
+    "a memory in words": ({**GOOD, "remember_s": "1 day"}, "remember_s"),
+    "a memory of nothing": ({**GOOD, "remember_s": 0}, "remember_s"),
+    "a memory for ever": ({**GOOD, "remember_s": 1e300}, "remember_s"),
     "a misspelt field": ({**GOOD, "stagess": []}, "stagess"),
 }
 

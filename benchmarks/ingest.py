@@ -80,8 +80,8 @@ def run_engine(engine: EngineProcess, case: Case, cores: Cores, duration_s: floa
     sender_cpu = cores.sender if case.workers == 1 else -1
     sent = run_sender(engine.port, frames, cpu=sender_cpu, duration_s=duration_s, stream=name, crc=case.crc)
     after = engine.ask("status")["workers"]
-    ledger = engine.ask("close", stream=name)["stream"]["ledger"]
-    if ledger["received"] != sent["rows"] or ledger["late"] or ledger["rejected"]:
+    ledger = engine.ask("close", stream=name)["query"]["ledger"]
+    if ledger["accepted"] != sent["rows"] or ledger["late"] or ledger["rejected"]:
         raise SystemExit(f"{case.name}: sent {sent['rows']} rows, but the engine's ledger is {ledger}")
 
     def grown(field: str) -> float:

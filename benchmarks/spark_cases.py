@@ -135,15 +135,18 @@ class Daemon:
         yield name
         self.client.delete(f"/v1/queries/{name}")
 
-    def ledger(self, stream: str) -> dict[str, int]:
-        found: dict[str, int] = self.client.get("/v1/status")["streams"][stream]["ledger"]
+    def ledger(self, query: str) -> dict[str, int]:
+        found: dict[str, int] = self.client.get("/v1/status")["queries"][query]["ledger"]
         return found
 
-    def wait_applied(self, stream: str, rows: int) -> None:
+    def wait_applied(self, query: str, rows: int) -> None:
+        """Until the query has seen so many rows, and has taken or filtered them."""
         deadline = time.monotonic() + PATIENCE_S
-        while (ledger := self.ledger(stream))["applied"] < rows and time.monotonic() < deadline:
+        while sum((ledger := self.ledger(query))[part] for part in ("applied", "filtered")) < rows:
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.002)
-        if ledger["applied"] != rows or ledger["late"] or ledger["rejected"]:
+        if ledger["accepted"] != rows or ledger["in_flight"] or ledger["late"] or ledger["rejected"]:
             raise SystemExit(f"{rows} rows were written, but the daemon's ledger is {ledger}")
 
     def wait_views(self, query: str, views: int) -> None:

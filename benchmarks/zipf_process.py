@@ -66,9 +66,10 @@ def end(engine: fs.Engine, senders: list[subprocess.Popen[str]], z: float) -> di
         sender.send_signal(signal.SIGTERM)
     sent = sum(sender_result(sender, LONGEST_S)["rows"] for sender in senders)
     engine.finish(timeout=ARRIVE_S)
-    ledger = engine.status()["streams"]["ads"]["ledger"]
-    if ledger["received"] != sent or ledger["applied"] != sent:
-        raise SystemExit(f"z={z}: {sent} rows were sent, the ledger says {ledger}")
+    for query in engine.status()["queries"].values():
+        ledger = query["ledger"]
+        if ledger["accepted"] != sent or ledger["applied"] + ledger["filtered"] != sent:
+            raise SystemExit(f"z={z}: {sent} rows were sent, the ledger says {ledger}")
     return {"history": engine.rebalancer.history()}
 
 

@@ -25,9 +25,7 @@ cdef void write_late(Query *query, Context *context, const unsigned char *rows, 
         memcpy(out, rows + <size_t> scratch.late[i] * query.row_bytes, query.row_bytes)
         memcpy(out + query.row_bytes, &watermark, 8)
         out += block.row_bytes
-        scratch.late_votes[context.batch_from + context.late_from + scratch.late[i]] += 1
     block.rows += n_late
-    context.late_any = True
 
 
 cdef uint32_t split_late(PaneSet *panes, Scratch *scratch, uint32_t m, uint32_t n_registers,

@@ -99,13 +99,13 @@ cdef struct Counters:
     uint64_t fresh_keys       # keys that compiled code found new to their pane
     uint64_t timed_rows       # of these, in batches that were timed
     uint64_t timed_ns
+    uint64_t rows_before      # rows of the stream that the worker had had when the query came; UINT64_MAX: it has not come
 
 
 cdef struct Context:          # what a worker lends to kernels
     Arena *arena
     Scratch *scratch
     Ring *out
-    bint late_any
     uint64_t session          # of the batch's rows, and the sequence of the first: what `first` and `last` go by
     uint64_t sequence
     uint32_t batch_from       # where in the batch the rows given to query.kernel begin

@@ -118,7 +118,6 @@ cdef struct Scratch:
     uint32_t todo[BATCH]
     uint32_t which[BATCH]
     uint8_t bad[BATCH]
-    uint8_t late_votes[BATCH]
     int64_t time[BATCH]
     unsigned char *entry[BATCH]
     int64_t keys[BATCH * 32]

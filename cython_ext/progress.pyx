@@ -45,11 +45,6 @@ cdef bint report(WorkerState *worker, uint32_t kind, uint32_t stream, uint32_t s
 # Rows
 
 
-cdef inline uint64_t rejected_by(const Query *query) noexcept nogil:
-    return (query.counters.no_value[1] + query.counters.no_value[2] + query.counters.no_value[3]
-            + query.counters.time_range + query.counters.state_full + query.counters.after_failure)
-
-
 cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,
                      size_t n, uint32_t slot, uint64_t sequence) noexcept nogil:
     worker.item.stream = stream
@@ -61,28 +56,16 @@ cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, c
     worker.item.done = 0
     worker.item.next_query = 0
     worker.item.query_done = 0
-    worker.item.query_rejected = 0
     fs_count(&stream.received, n)
     fs_count(&stream.group_rows[group], n)
     fs_count(&worker.rows, n)
 
 
-cdef void account(WorkerState *worker, StreamState *stream, uint32_t n, uint64_t rejected) noexcept nogil:
-    """A row is late or rejected for the stream when no query took it; each query has its own exact counts."""
-    cdef uint32_t i
-    cdef uint64_t late = 0
+cdef inline void account(StreamState *stream, uint32_t n) noexcept nogil:
+    """Every query has had them; what became of a row differs from query to query, and each counts that itself."""
+    fs_count(&stream.accepted, n)
     if stream.n_queries == 0:
-        rejected = 0
-    if worker.context.late_any:
-        for i in range(n):
-            late += worker.scratch.late_votes[i] == stream.n_queries
-        memset(worker.scratch.late_votes, 0, n)
-        worker.context.late_any = False
-    if rejected > n - late:
-        rejected = n - late
-    fs_count(&stream.late, late)
-    fs_count(&stream.rejected, rejected)
-    fs_count(&stream.applied, n - late - rejected)
+        fs_count(&stream.unqueried, n)
 
 
 cdef Step run_item(WorkerState *worker) noexcept nogil:
@@ -91,7 +74,6 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
     cdef StreamState *stream = item.stream
     cdef Query *query
     cdef uint32_t n
-    cdef uint64_t before
     cdef uint32_t i
     cdef Step step
     cdef const unsigned char *rows
@@ -99,30 +81,23 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
     while item.done < item.n and not revise:
         n = stream.batch_rows if item.n - item.done > stream.batch_rows else <uint32_t> (item.n - item.done)
         rows = item.rows + item.done * stream.row_bytes
-        if item.next_query == 0:
-            item.rejected = n
         worker.context.session = item.session
         worker.context.sequence = item.sequence + item.done
         while item.next_query < stream.n_queries:
             query = stream.queries[item.next_query]
             if not query_has_late_room(query, &worker.context, n):
                 return STEP_WAIT
-            before = rejected_by(query)
             worker.context.batch_from = item.query_done
             step = query.kernel(query, &worker.context, &query.sets[item.group],
                                 rows + <size_t> item.query_done * stream.row_bytes, n - item.query_done)
-            item.query_rejected += rejected_by(query) - before
             if step == STEP_WAIT:
                 item.query_done += worker.context.done
                 return STEP_WAIT
-            if item.query_rejected < item.rejected:
-                item.rejected = item.query_rejected
             item.query_done = 0
-            item.query_rejected = 0
             item.next_query += 1
         for i in range(stream.n_queries):
             revise |= stream.queries[i].sets[item.group].dirty
-        account(worker, stream, n, item.rejected)
+        account(stream, n)
         if FS_MOVES:
             sketch_rows(stream.sketches, item.group, rows, n, stream.row_bytes)
         item.done += n

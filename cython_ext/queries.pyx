@@ -1,7 +1,7 @@
 """Builds the native state of a query from its lowered plan."""
 
 from libc.math cimport INFINITY, NAN
-from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
@@ -127,6 +127,7 @@ cdef class QueryState:
         if query.sets == NULL:
             raise MemoryError("no memory for a query's panes")
         query_init(query)
+        query.counters.rows_before = UINT64_MAX
         result_bytes = 16 + query.layout.key_bytes + 8 * query.layout.n_aggregates + 8
         late_rows = max(8, min(<int> BATCH, batch_bytes // <int> query.row_bytes))
         if not output_init(&query.results, result_bytes, RESULT_BLOCK_ROWS, BLOCKS_PER_CHUNK, max_chunks,
@@ -171,6 +172,11 @@ cdef class QueryState:
             "timed_ns": fs_load_relaxed(&query.counters.timed_ns),
             "open_windows": fs_load_relaxed(&query.counters.open_panes),
         }
+
+    def accepted(self, received):
+        """Of `received` rows of the stream on its worker, those that came after the query; none before it has come."""
+        cdef uint64_t before = fs_load_relaxed(&self.query.counters.rows_before)
+        return 0 if before == UINT64_MAX else received - before
 
     def use_variant(self, size_t function):
         """Run the compiled variant from the next batch on; 0: the generic one. The code must stay loaded."""

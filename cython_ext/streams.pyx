@@ -99,11 +99,14 @@ cdef class StreamHandle:
         cdef uint32_t g
         return {
             "received": fs_load_relaxed(&self.state.received),
-            "applied": fs_load_relaxed(&self.state.applied),
-            "late": fs_load_relaxed(&self.state.late),
-            "rejected": fs_load_relaxed(&self.state.rejected),
+            "accepted": fs_load_relaxed(&self.state.accepted),
+            "unqueried": fs_load_relaxed(&self.state.unqueried),
             "groups": [fs_load_relaxed(&self.state.group_rows[g]) for g in range(self.state.groups)],
         }
+
+    @property
+    def received(self):
+        return fs_load_relaxed(&self.state.received)
 
     def add_load(self, arrived, waiting):
         """Add the last sample to arrays of doubles, one per group: rows that came by socket; rows that wait, less

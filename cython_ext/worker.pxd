@@ -65,9 +65,8 @@ cdef struct StreamState:
     uint64_t *seen_ns             # [max_sessions] when the session was last heard of; read by Python
     Query *queries[MAX_QUERIES]
     uint64_t received
-    uint64_t applied
-    uint64_t late
-    uint64_t rejected
+    uint64_t accepted             # of these, worked off by every query that there was
+    uint64_t unqueried            # of these, with no query there
     uint32_t n_done               # sessions with ends that were not reported yet
     uint32_t *session_done        # [max_sessions] in how many groups
     uint64_t *group_rows          # [groups]
@@ -91,8 +90,6 @@ cdef struct Item:                 # the rows being worked on
     uint64_t sequence             # of the first of them, within session and group
     uint32_t next_query           # queries before it have had the batch at `done`
     uint32_t query_done           # rows of the batch that the next query has finished
-    uint64_t query_rejected       # and rejected, of these
-    uint64_t rejected             # the least that any of the queries before rejected of it
 
 
 cdef struct Advance:              # watermarks being passed on

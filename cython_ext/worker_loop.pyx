@@ -58,6 +58,7 @@ cdef void add_query(WorkerState *worker, StreamState *stream, Query *query) noex
         return
     stream.queries[stream.n_queries] = query
     stream.n_queries += 1
+    fs_store_relaxed(&query.counters.rows_before, stream.received)      # no rows are under way while an order is obeyed
     for g in range(stream.groups):
         if stream.owned[g] and stream.watermark[g] != NO_WATERMARK:
             query_fire(query, &worker.context, g, stream.watermark[g])      # no panes yet: settles at once
@@ -433,9 +434,8 @@ cdef void say_goodbye(WorkerState *worker) noexcept nogil:
 cdef void *worker_main(void *argument) noexcept nogil:
     cdef WorkerState *worker = <WorkerState *> argument
     cdef epoll_event events[MAX_EVENTS]
-    cdef int n
+    cdef int n, timeout_ms
     cdef int served = 1
-    cdef int timeout_ms
     cdef uint64_t now = fs_now_ns()
     cdef uint64_t before
     cdef uint64_t last_acks = now

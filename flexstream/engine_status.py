@@ -84,11 +84,14 @@ def _connections(engine: Engine) -> dict[str, Any]:
 
 
 def stream_status(running: RunningStream, staged: int, dropped: int) -> dict[str, Any]:
-    """`staged` rows wait for a commit or for a worker; `dropped` ones were staged and never committed."""
-    # Workers count a row as received before they apply it: read the outcomes first, so that nothing is negative.
+    """`staged` rows wait for a commit or for a worker; `dropped` ones were staged and never committed.
+
+    What became of the accepted rows, each query says for itself. Of these, `unqueried` came when there was none.
+    """
+    # Workers count a row as received before they work on it: read the outcomes first, so that nothing is negative.
     parts = [handle.counters() for handle in running.handles]
-    done = {name: sum(part[name] for part in parts) for name in ("applied", "late", "rejected")}
-    received = sum(handle.counters()["received"] for handle in running.handles)
+    accepted = sum(part["accepted"] for part in parts)
+    received = sum(handle.received for handle in running.handles)
     groups = [sum(values) for values in zip(*(part["groups"] for part in parts), strict=True)]
     watermarks = [w for handle in running.handles for w in handle.watermarks().values()]
     sessions = [_session(running, session) for session in running.sessions.all()]
@@ -97,11 +100,12 @@ def stream_status(running: RunningStream, staged: int, dropped: int) -> dict[str
     return {
         "ledger": {
             "received": received + staged + dropped,
-            **done,
-            "rejected": done["rejected"] + dropped,
+            "accepted": accepted,
+            "rejected": dropped,
             "staged": staged,
-            "in_flight": received - sum(done.values()),
+            "in_flight": received - accepted,
         },
+        "unqueried": sum(part["unqueried"] for part in parts),
         "groups": groups,
         "watermark": {
             "min": min(watermarks, default=None),
@@ -143,6 +147,8 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
     rejected: Counter[str] = Counter()
     for part in parts:
         rejected.update(part["rejected"])
+    handles = running.stream.handles  # read after the outcomes, as above
+    accepted = sum(state.accepted(handle.received) for state, handle in zip(running.states, handles, strict=True))
     error = next((state.failed for state in running.states if state.failed), None)
     totals = {
         name: sum(part[name] for part in parts)
@@ -159,12 +165,26 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
         **totals,
         "nan_results": running.results.rows.nan_results,
         "rejected": dict(rejected),
+        "ledger": query_ledger(accepted, totals, rejected.total()),
         "log": {
             "first_offset": running.log.first_offset,
             "next_offset": running.log.next_offset,
             "bytes": running.log.bytes,
             "error": running.results.error or running.late.error,
         },
+    }
+
+
+def query_ledger(accepted: int, totals: dict[str, int], rejected: int) -> dict[str, int]:
+    """Rows of the stream since the query came: each is in exactly one of the other parts."""
+    done, filtered, late = totals["rows"], totals["filtered"], totals["late"]
+    return {
+        "accepted": accepted,
+        "applied": done - filtered - late - rejected,
+        "filtered": filtered,
+        "late": late,
+        "rejected": rejected,
+        "in_flight": accepted - done,
     }
 
 

@@ -302,9 +302,13 @@ class Windows:
 
 def verify(events: Events, pushed: Pushed, windows: Windows, status: dict[str, Any]) -> None:
     """Every count of every window that our own producer filled, and the ledger of all: JobFailed at a difference."""
-    ledger, sent = status["streams"][ysb.YSB_STREAM.name]["ledger"], events.rows + pushed.rows
-    if ledger["received"] != sent or ledger["late"] or ledger["rejected"]:
-        raise JobFailed(f"TOTALS DIFFER: sent {sent} records, but the ledger says {ledger}")
+    stream, sent = status["streams"][ysb.YSB_STREAM.name]["ledger"], events.rows + pushed.rows
+    if stream["received"] != sent or stream["accepted"] != sent:
+        raise JobFailed(f"TOTALS DIFFER: sent {sent} records, but the stream's ledger says {stream}")
+    for name, query in status["queries"].items():
+        ledger = query["ledger"]
+        if ledger["accepted"] != sent or ledger["late"] or ledger["rejected"]:
+            raise JobFailed(f"TOTALS DIFFER: sent {sent} records, but the ledger of {name} says {ledger}")
     expected = events.expected()
     ours = {window for window in windows.counts if window >= events.start_ms}
     if set(expected) != ours:

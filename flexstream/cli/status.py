@@ -20,8 +20,8 @@ WORKERS = {
 STREAMS = {
     "name": "STREAM",
     "received": "RECEIVED",
-    "applied": "APPLIED",
-    "late": "LATE",
+    "accepted": "ACCEPTED",
+    "unqueried": "UNQUERIED",
     "rejected": "REJECTED",
     "staged": "STAGED",
     "in_flight": "IN FLIGHT",
@@ -32,8 +32,11 @@ QUERIES = {
     "name": "QUERY",
     "state": "STATE",
     "variant": "VARIANT",
-    "rows": "ROWS",
+    "accepted": "ACCEPTED",
+    "applied": "APPLIED",
+    "filtered": "FILTERED",
     "late": "LATE",
+    "rejected": "REJECTED",
     "open_windows": "OPEN",
     "results": "RESULTS",
     "log_bytes": "LOG",
@@ -103,6 +106,7 @@ def _stream(name: str, stream: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         **stream.get("ledger", {}),
+        "unqueried": stream.get("unqueried", 0),
         "sessions": len(stream.get("sessions", [])),
         "held_by": ", ".join(holders[:3]) or "nobody",
     }
@@ -113,6 +117,7 @@ def _query(name: str, query: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         **query,
+        **query.get("ledger", {}),
         "log_bytes": size(log.get("bytes")),
         "error": query.get("error") or log.get("error") or "none",
     }

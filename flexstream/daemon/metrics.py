@@ -183,8 +183,10 @@ def _rebalance(page: Page, status: Mapping[str, Any]) -> None:
 
 def _stream(page: Page, name: str, stream: Mapping[str, Any]) -> None:
     for part, rows in (stream.get("ledger") or {}).items():
-        help_text = "The ledger: received = applied + late + rejected + staged + in_flight"
+        help_text = "The ledger: received = accepted + rejected + staged + in_flight"
         page.add("flexstream_stream_rows", "gauge", help_text, rows, stream=name, part=part)
+    help_text = "Accepted rows that came when the stream had no query"
+    page.add("flexstream_stream_unqueried_rows_total", "counter", help_text, stream.get("unqueried"), stream=name)
     for group, rows in enumerate(stream.get("groups") or []):
         page.add(
             "flexstream_group_rows_total", "counter", "Rows of the group", rows, stream=name, group=group
@@ -223,6 +225,9 @@ def _query(page: Page, name: str, query: Mapping[str, Any]) -> None:
     variant = query.get("variant", "?")
     page.add("flexstream_query_variant", "gauge", "1 for the variant that runs", 1, **labels, variant=variant)
     page.table(_QUERY, query, **labels)
+    for part, rows in (query.get("ledger") or {}).items():
+        help_text = "The ledger: accepted = applied + filtered + late + rejected + in_flight"
+        page.add("flexstream_query_rows", "gauge", help_text, rows, **labels, part=part)
     for reason, rows in (query.get("rejected") or {}).items():
         help_text = "Rows that an expression failed on"
         page.add("flexstream_query_rejected_rows_total", "counter", help_text, rows, **labels, reason=reason)

@@ -44,7 +44,7 @@ def wait_for_rows(engine: fs.Engine, rows: int) -> dict[str, Any]:
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         status = engine.status()
-        if status["streams"]["ads"]["ledger"]["applied"] >= rows:
+        if status["streams"]["ads"]["ledger"]["accepted"] >= rows:
             return status
         time.sleep(0.05)
     raise SystemExit(f"only {status['streams']['ads']['ledger']} after {PATIENCE_S:g} s")

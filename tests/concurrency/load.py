@@ -209,6 +209,8 @@ class Load:
             status = json.loads(json.dumps(self.engine.status()))
             for name, stream in status["streams"].items():
                 assert stream["ledger"]["in_flight"] >= 0, (name, stream["ledger"])
+            for name, query in status["queries"].items():
+                assert min(query["ledger"].values()) >= 0, (name, query["ledger"])
             self.polled += 1
 
     def follow_results(self) -> None:
@@ -246,11 +248,14 @@ class Load:
                 self.engine.unsplit(int(rng.integers(0, self.engine.groups)))
 
     def check(self) -> None:
-        ledgers = {name: stream["ledger"] for name, stream in self.engine.status()["streams"].items()}
+        status = self.engine.status()
+        ledgers = {name: stream["ledger"] for name, stream in status["streams"].items()}
         for name, parts in self.sent.items():
             rows = np.concatenate(parts)
             assert ledgers[name]["received"] == len(rows), (name, ledgers[name], len(rows))
-            assert ledgers[name]["applied"] == len(rows), (name, ledgers[name], len(rows))
+            assert ledgers[name]["accepted"] == len(rows), (name, ledgers[name], len(rows))
+            applied = status["queries"][f"tumbling-{name}"]["ledger"]
+            assert applied["accepted"] == applied["applied"] == len(rows), (name, applied, len(rows))
             assert totals_of(self.engine.results(f"tumbling-{name}")) == expected(rows, 1000, 1000), name
         assert totals_of(self.engine.results("kept-b")) == expected(np.concatenate(self.sent["b"]), 1000, 1000)
         assert totals_of(self.engine.results("sliding-a")) == expected(np.concatenate(self.sent["a"]), 2000, 1000)

@@ -140,7 +140,7 @@ def test_a_producer_may_close_while_its_lanes_are_open_and_the_final_ack_covers_
         engine.split(group_of(rows), [0, 1])
         producer.send(rows[3_000:])
         producer.close(FINISH_S)
-        assert engine.status()["streams"]["s"]["ledger"]["applied"] == len(rows)
+        assert engine.status()["streams"]["s"]["ledger"]["accepted"] == len(rows)
         assert_right(engine, rows)
         assert engine.status()["streams"]["s"]["sessions"] == []
 
@@ -275,7 +275,7 @@ def test_places_of_sessions_and_lanes_are_used_again_while_groups_move_and_split
                     send(producer, part, 200, 0.003)
         holder.close(FINISH_S)
         ledger = engine.status()["streams"]["s"]["ledger"]
-        assert ledger["applied"] == ledger["received"] == len(rows), ledger
+        assert ledger["accepted"] == ledger["received"] == len(rows), ledger
         assert_right(engine, rows)
 
 

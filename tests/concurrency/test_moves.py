@@ -16,7 +16,7 @@ from flexstream import col
 from flexstream.errors import EngineError
 from flexstream.moving import STEPS
 from flexstream.testing import run
-from tests.property.checks import as_rows, assert_same_results
+from tests.property.checks import as_rows, assert_balances, assert_same_results
 from tests.waiting import wait_until
 
 GROUPS = 16
@@ -140,8 +140,11 @@ def assert_right(engine: fs.Engine, rows: np.ndarray, producers: int = 1) -> Non
         assert_same_results(query, as_rows(engine.results(query.name)), run(query, rows, sessions=sessions).windows)
     status = engine.status()
     ledger = status["streams"]["s"]["ledger"]
-    assert ledger["received"] == ledger["applied"] == len(rows)
-    assert all(query["open_windows"] == 0 for query in status["queries"].values())
+    assert ledger["received"] == ledger["accepted"] == len(rows)
+    for query in status["queries"].values():
+        assert query["open_windows"] == 0
+        assert_balances(query["ledger"], "accepted")
+        assert (query["ledger"]["late"], query["ledger"]["rejected"], query["ledger"]["in_flight"]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -232,7 +235,7 @@ def test_nothing_fires_before_the_old_owner_has_drained() -> None:
         expected = pairs(rows["t"] // 250 * 250, rows["k"])
         found = {(row["window_start"], row["k"]): row["n"] for row in as_rows(engine.results("tumbling"))}
         assert found == expected
-        assert engine.status()["streams"]["s"]["ledger"]["late"] == 0
+        assert engine.status()["queries"]["tumbling"]["ledger"]["late"] == 0
 
 
 def pairs(starts: np.ndarray, keys: np.ndarray) -> dict[tuple[int, int], int]:

@@ -108,5 +108,5 @@ class Load:
         self.engine.finish(timeout=PATIENCE_S)
         rows = np.concatenate(self.sent)
         assert totals_of(self.engine.results("q")) == expected(rows, 2000, 1000)
-        ledger = self.engine.status()["streams"]["s"]["ledger"]
-        assert ledger["received"] == ledger["applied"] == len(rows)
+        ledger = self.engine.status()["queries"]["q"]["ledger"]
+        assert ledger["accepted"] == ledger["applied"] == len(rows)

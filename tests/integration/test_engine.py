@@ -209,7 +209,7 @@ def test_two_queries_with_different_windows_share_a_stream(engine):
     assert counts(engine, "sliding") == [(-2, 1, 1), (0, 1, 2), (2, 1, 1), (8, 1, 1), (10, 1, 1)]
 
 
-def test_a_row_that_is_late_for_one_query_only_is_applied(engine):
+def test_a_row_that_is_late_for_one_query_only_is_applied_by_the_other(engine):
     engine.submit(counting("short", fs.tumbling("1s")))
     engine.submit(counting("long", fs.tumbling("100s")))
     engine.feed("s", [row(50)])
@@ -217,7 +217,32 @@ def test_a_row_that_is_late_for_one_query_only_is_applied(engine):
     finish(engine)
     assert counts(engine, "long") == [(0, 1, 2)]
     assert [r["t"] for r in as_rows(engine.late("short"))] == [3]
-    assert engine.status()["streams"]["s"]["ledger"]["late"] == 0
+    status = engine.status()
+    assert_ledger(status, "s", 2)
+    nothing = {"filtered": 0, "rejected": 0, "in_flight": 0}
+    assert status["queries"]["short"]["ledger"] == {"accepted": 2, "applied": 1, "late": 1, **nothing}
+    assert status["queries"]["long"]["ledger"] == {"accepted": 2, "applied": 2, "late": 0, **nothing}
+
+
+def test_each_ledger_begins_with_its_query_and_rows_without_one_are_named(engine):
+    engine.add(STREAM)
+    engine.feed("s", [row(1), row(2)])
+    engine.flush()
+    assert engine.status()["streams"]["s"]["unqueried"] == 2
+    engine.submit(counting("early"))
+    engine.feed("s", [row(3)])
+    engine.flush()
+    engine.submit(counting("second"))
+    engine.feed("s", [row(4), row(5)])
+    finish(engine)
+    status = engine.status()
+    assert_ledger(status, "s", 5)
+    assert status["streams"]["s"]["unqueried"] == 2
+    assert status["streams"]["s"]["ledger"] == {
+        "received": 5, "accepted": 5, "rejected": 0, "staged": 0, "in_flight": 0,
+    }  # fmt: skip
+    assert status["queries"]["early"]["ledger"]["accepted"] == status["queries"]["early"]["ledger"]["applied"] == 3
+    assert status["queries"]["second"]["ledger"]["accepted"] == status["queries"]["second"]["ledger"]["applied"] == 2
 
 
 def test_two_streams_do_not_touch_each_other(engine):

@@ -62,7 +62,9 @@ def test_rows_without_a_value_are_rejected_and_counted(engine):
         "window_start": 0, "window_end": 10, "k": 1, "n": 2, "y": 33 - 14, "z": 4, "w": 1, "u": 1,
         "group": 0, "revision": 0,
     }  # fmt: skip
-    assert status["streams"]["s"]["ledger"]["rejected"] == len(bad)
+    assert status["queries"]["q"]["ledger"] == {
+        "accepted": 7, "applied": 2, "filtered": 0, "late": 0, "rejected": len(bad), "in_flight": 0,
+    }  # fmt: skip
     assert_ledger(status, "s", 7)
 
 

@@ -22,7 +22,7 @@ from flexstream.errors import ConfigError, ConnectError, FlexStreamError, Protoc
 from flexstream.state import applied, commits
 from flexstream.testing import run
 from tests.adversity.rig import QUERY, STREAM, address, make_rows, serving
-from tests.property.checks import as_rows, assert_ledger, assert_same_results
+from tests.property.checks import as_rows, assert_balances, assert_ledger, assert_same_results
 from tests.waiting import WAIT_S, wait_until
 
 
@@ -44,8 +44,7 @@ def stage(engine: fs.Engine, *parts: np.ndarray, stage_id: str | None = None) ->
 
 def ledger(engine: fs.Engine) -> dict[str, int]:
     found = engine.status()["streams"]["s"]["ledger"]
-    parts = ("applied", "late", "rejected", "staged", "in_flight")
-    assert found["received"] == sum(found[part] for part in parts)
+    assert_balances(found, "received")
     return dict(found)
 
 
@@ -72,7 +71,7 @@ def test_rows_count_when_they_are_committed_and_not_before(data_dir: Path | None
         assert receipt["bytes"] == 20_000 * STREAM.schema.row_bytes
         assert receipt["groups"] == {g: n for g, n in enumerate(groups.tolist()) if n}
         assert ledger(engine) == {
-            "received": 20_000, "applied": 0, "late": 0, "rejected": 0, "staged": 20_000, "in_flight": 0,
+            "received": 20_000, "accepted": 0, "rejected": 0, "staged": 20_000, "in_flight": 0,
         }  # fmt: skip
         assert engine.status()["queries"]["q"]["rows"] == 0
         assert engine.status()["streams"]["s"]["sessions"] == []
@@ -323,7 +322,7 @@ def test_two_sinks_hold_each_others_windows() -> None:
     with serving() as engine:
         engine.staging.commit("slow", "q", 0, [stage(engine, rows[:40])])
         engine.staging.commit("fast", "q", 0, [stage(engine, rows[40:])])
-        wait_until(lambda: ledger(engine)["applied"] == 4000, "the rows")
+        wait_until(lambda: ledger(engine)["accepted"] == 4000, "the rows")
         wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["max"] == 9 - 5, "the watermark")
         engine.staging.commit("slow", "q", None, [], stream="s", end=True)
         wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["max"] == 999 - 5, "the watermark")
@@ -359,7 +358,9 @@ def test_rows_too_late_for_their_window_are_late_and_rows_without_a_window_rejec
     with serving() as engine:
         engine.staging.commit("sink", "q", 0, [stage(engine, rows)])
         engine.staging.commit("sink", "q", 1, [stage(engine, odd)])
-        wait_until(lambda: ledger(engine)["late"] == 1 and ledger(engine)["rejected"] == 2, "late and rejected rows")
+        wait_until(lambda: ledger(engine)["accepted"] == len(rows) + 3, "the rows")
+        said = engine.status()["queries"]["q"]["ledger"]
+        assert (said["accepted"], said["late"], said["rejected"]) == (len(rows) + 3, 1, 2)
         assert engine.status()["streams"]["s"]["watermark"]["max"] == 999 - 5
         assert_equal_to_oracle(engine, rows)
         assert len(as_rows(engine.late("q"))) == 1

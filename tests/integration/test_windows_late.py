@@ -48,7 +48,7 @@ def test_a_row_behind_its_fired_window_is_late_and_readable():
     assert emitted(results) == [(0, 1, 1, 0), (10, 1, 1, 0)]
     assert late == [{"t": 9, "k": 1, "x": 42, "watermark": 10}]
     assert status["queries"]["q"]["late"] == 1
-    assert status["streams"]["s"]["ledger"]["late"] == 1
+    assert status["queries"]["q"]["ledger"]["late"] == 1
     assert_ledger(status, "s", 3)
 
 

@@ -120,8 +120,14 @@ def assert_counts(status: dict[str, Any], query: fs.Query, oracle: Any, n: int) 
     assert said["filtered"] == len(oracle.filtered)
     assert said["late"] == len(oracle.late)
     assert sum(said["rejected"].values()) == len(oracle.rejected), (said["rejected"], oracle.rejected_by_reason)
-    applied = said["rows"] - said["filtered"] - said["late"] - sum(said["rejected"].values())
-    assert applied == len(oracle.applied)
+    assert said["ledger"] == {
+        "accepted": n,
+        "applied": len(oracle.applied),
+        "filtered": len(oracle.filtered),
+        "late": len(oracle.late),
+        "rejected": len(oracle.rejected),
+        "in_flight": 0,
+    }
     assert said["open_windows"] == 0
 
 
@@ -129,9 +135,18 @@ def assert_ledger(status: dict[str, Any], stream: str, n: int) -> None:
     ledger = status["streams"][stream]["ledger"]
     assert ledger["received"] == n
     assert ledger["in_flight"] == 0
-    parts = ("applied", "late", "rejected", "staged", "in_flight")
-    assert ledger["received"] == sum(ledger[part] for part in parts)
+    assert_balances(ledger, "received")
     assert sum(status["streams"][stream]["groups"]) == n
+    for query in status["queries"].values():
+        if query["stream"] == stream:
+            assert_balances(query["ledger"], "accepted")
+            assert query["ledger"]["in_flight"] == 0
+            assert query["ledger"]["accepted"] <= ledger["accepted"]
+
+
+def assert_balances(ledger: dict[str, int], whole: str) -> None:
+    assert min(ledger.values()) >= 0, ledger
+    assert 2 * ledger[whole] == sum(ledger.values()), ledger
 
 
 def assert_conserved(engine: fs.Engine, case: Case, sessions: list[int] | None = None) -> None:

@@ -78,4 +78,4 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One for all tests of what is refused: no row is ever applied there."""
     with serving(tmp_path_factory.mktemp("refusing")) as running:
         yield running
-        assert running.ledger()["applied"] == 0
+        assert running.ledger()["accepted"] == 0

@@ -194,9 +194,9 @@ def test_a_driver_killed_in_the_middle_goes_on_from_its_checkpoint(spark: Any, d
     put_files(tmp_path / "in", np.split(rows, 6))
     arguments = ("local[2]", daemon.endpoint, tmp_path / "in", tmp_path / "check")
     with driver(*arguments) as first:
-        wait_until(lambda: daemon.ledger()["applied"] >= 1_000, "the first batch", seconds=START_S)
+        wait_until(lambda: daemon.ledger()["accepted"] >= 1_000, "the first batch", seconds=START_S)
         kill_all(first)
-    assert daemon.ledger()["applied"] < len(rows), "it was killed too late to show anything"
+    assert daemon.ledger()["accepted"] < len(rows), "it was killed too late to show anything"
     with driver(*arguments) as second:
         output, _ = second.communicate(timeout=START_S)
         assert second.returncode == 0, output

@@ -46,7 +46,7 @@ def test_every_python_block_runs(spark: Any, daemon: Daemon, project: Path, tmp_
     assert names["shipped"].rows == 3_000
     assert "3,000 rows of 3 files" in capsys.readouterr().out
     # Then: the batch, the two files of the stream and the three shipped ones are in the windows, as Spark counts them.
-    assert daemon.ledger("clicks")["late"] == 0
+    assert daemon.late("clicks") == 0
     folders = [str(tmp_path / name) for name in ("clicks", "incoming", "more")]
     expected = names["slow"].to_spark(spark.read.parquet(*folders), groups=GROUPS).toArrow()
     slow = spark.read.format("flexstream").option("endpoint", daemon.endpoint).option("query", "slow")

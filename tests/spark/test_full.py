@@ -52,7 +52,7 @@ def test_tasks_wait_for_room_and_spark_shows_it(spark: Any, tmp_path: Path) -> N
             assert query.status["isTriggerActive"]
             assert spark.sparkContext.statusTracker().getActiveStageIds()
             assert query.recentProgress == []
-            assert daemon.ledger()["applied"] == 0
+            assert daemon.ledger()["accepted"] == 0
             time.sleep(HELD_S)
             # When: there is room. Then: all of it goes through, and Spark's progress has the time of the wait.
             held = time.monotonic() - held
@@ -78,7 +78,7 @@ def test_a_disk_without_room_fails_the_query_and_loses_nothing(spark: Any, tmp_p
         with pytest.raises(Exception, match=r"cannot write the stage .*File too large"):
             start(spark, daemon, tmp_path).awaitTermination(400)
         wait_until(lambda: daemon.ledger()["staged"] == 0, "no staged rows")
-        assert daemon.ledger()["applied"] == 1_000
+        assert daemon.ledger()["accepted"] == 1_000
         # When: there is room. Then: the query goes on from its checkpoint.
         resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
         assert start(spark, daemon, tmp_path).awaitTermination(400)

@@ -138,5 +138,5 @@ def test_a_null_in_one_file_leaves_all_of_them_out(spark: Any, daemon: Daemon, t
     pq.write_table(table.set_column(3, "x", nulls), tmp_path / "in" / "b.parquet")
     with pytest.raises(Exception, match="field 'x' has 1 null"):
         fspark.ship(spark, tmp_path / "in", daemon.endpoint, STREAM.name)
-    assert daemon.ledger()["applied"] == 0
+    assert daemon.ledger()["accepted"] == 0
     wait_until(lambda: daemon.client.get("/v1/stages")["stages"] == [], "no stages")

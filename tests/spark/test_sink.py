@@ -147,7 +147,7 @@ def test_a_job_that_fails_leaves_nothing(spark: Any, daemon: Daemon) -> None:
     with pytest.raises(Exception, match="lost on purpose"):
         writing(df.mapInArrow(fails, df.schema), daemon).save()
     wait_until(lambda: daemon.ledger()["staged"] == 0, "no staged rows")
-    assert daemon.ledger()["applied"] == 0
+    assert daemon.ledger()["accepted"] == 0
 
 
 def test_a_worker_process_uses_its_connection_for_task_after_task(spark: Any, daemon: Daemon) -> None:
@@ -174,8 +174,8 @@ def test_at_least_once_goes_straight_to_the_queries(spark: Any, daemon: Daemon, 
     put_files(tmp_path / "in", *np.split(rows, 3))
     query = streaming(files(spark, tmp_path / "in"), daemon, tmp_path / "check", at_least_once=True)
     assert query.trigger(availableNow=True).start().awaitTermination(400)
-    wait_until(lambda: daemon.ledger()["applied"] == len(rows), "the rows")
-    assert daemon.ledger()["late"] == 0
+    wait_until(lambda: daemon.ledger()["accepted"] == len(rows), "the rows")
+    assert daemon.late() == 0
 
 
 # -- types
@@ -265,7 +265,7 @@ def test_a_value_that_does_not_fit_fails_the_job_and_nothing_arrives(
     for word in words:
         assert word in str(caught.value)
     wait_until(lambda: refusing.ledger()["staged"] == 0, "no staged rows")
-    assert refusing.ledger()["applied"] == 0
+    assert refusing.ledger()["accepted"] == 0
 
 
 # -- refusals

@@ -140,8 +140,8 @@ class FakeEngine:
             ],
             "streams": {
                 name: {
-                    "ledger": {"received": 10, "applied": 7, "late": 1, "rejected": 2, "staged": 0,
-                               "in_flight": 0},
+                    "ledger": {"received": 10, "accepted": 10, "rejected": 0, "staged": 0, "in_flight": 0},
+                    "unqueried": 0,
                     "groups": [3] * self.groups,
                     "sessions_ended": 6,
                     "sessions_expired": 1,
@@ -156,6 +156,7 @@ class FakeEngine:
                 name: {
                     "stream": query.stream.name, "state": "running", "error": None, "variant": "generic",
                     "rows": 10, "filtered": 3, "late": 1, "rejected": {"overflow": 2}, "windows_fired": 4,
+                    "ledger": {"accepted": 10, "applied": 4, "filtered": 3, "late": 1, "rejected": 2, "in_flight": 0},
                     "results": self._logs[name].next_offset, "open_windows": 1,
                     "log": {"first_offset": self._logs[name].first_offset,
                             "next_offset": self._logs[name].next_offset,

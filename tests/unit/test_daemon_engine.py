@@ -78,7 +78,7 @@ def test_rows_sent_over_tcp_come_out_as_right_results_over_http(project: Path, t
         expected = expected_views(rows)
         assert served.views(rows=len(expected)) == expected
         ledger = served.client.get("/v1/status")["streams"]["ads"]["ledger"]
-        assert ledger["received"] == ledger["applied"] == ROWS
+        assert ledger["received"] == ledger["accepted"] == ROWS
         batches = list(served.client.batches("ysb"))
         assert batches[0].schema.equals(YSB_QUERY.result_schema())
         assert served.client.probe("/readyz")[0] == 200

@@ -97,8 +97,8 @@ def test_an_engine_takes_what_the_sender_sends(crc: bool) -> None:
     with EngineProcess(16, cpus=[core], compile="off") as engine:
         engine.ask("open", stream="ads")
         sent = run_sender(engine.port, workload.frames(16), cpu=core, duration_s=0.1, stream="ads", crc=crc)
-        ledger = engine.ask("close", stream="ads")["stream"]["ledger"]
-    assert 0 < ledger["received"] == sent["rows"]
+        ledger = engine.ask("close", stream="ads")["query"]["ledger"]
+    assert 0 < ledger["accepted"] == sent["rows"]
     assert ledger["late"] == ledger["rejected"] == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from flexstream.lane_book import LaneBook
 from flexstream.nic.ports import Promise
@@ -17,6 +17,7 @@ from flexstream.wire import CONTROL_GROUP, MAX_HELLO_BYTES, STAGE_GROUP, VERSION
 DEFAULT_ACK_BYTES = 128 * 1024
 MAX_ACK_BYTES = 1 << 40
 MAX_LANE = (1 << 32) - 1
+MAX_PRODUCER = 64
 
 WHY = {
     ErrorCode.BAD_MAGIC: "the bytes are not a frame: the magic is wrong",
@@ -72,6 +73,11 @@ class Refused(Exception):
         self.code, self.message, self.hint = code, message or WHY[code], hint or HINTS.get(code)
 
 
+def is_name(value: object, most: int) -> TypeGuard[str]:
+    """A name that a peer gave itself: every page, log and terminal can show it, so no surrogate and no control code."""
+    return isinstance(value, str) and 1 <= len(value) <= most and value.isprintable()
+
+
 def check_first_header(header: Header) -> None:
     if header.type is not FrameType.HELLO:
         raise Refused(ErrorCode.BAD_TYPE, f"the first frame is {header.type.name}, not HELLO")
@@ -104,8 +110,10 @@ def check(header: Header, hello: dict[str, Any], host: Host, token: str | None) 
     if port is None:
         raise Refused(ErrorCode.UNKNOWN_STREAM, f"no stream {name!r:.80}", "`flexstream streams` lists them")
     producer, epoch = hello.get("producer"), hello.get("epoch", 0)
-    if not isinstance(producer, str) or not 1 <= len(producer) <= 64:
-        raise Refused(ErrorCode.BAD_HELLO, f"producer must be 1 to 64 characters, not {producer!r:.80}")
+    if not is_name(producer, MAX_PRODUCER):
+        raise Refused(
+            ErrorCode.BAD_HELLO, f"producer must be 1 to {MAX_PRODUCER} printable characters, not {producer!r:.80}"
+        )
     _whole(epoch, "epoch", (1 << 63) - 1)
     _check_schema(port.stream, header, hello)
     if header.group in (CONTROL_GROUP, STAGE_GROUP):

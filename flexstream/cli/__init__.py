@@ -26,6 +26,7 @@ from flexstream.cli import (
     tail,
     top,
 )
+from flexstream.cli.output import escaped, note
 from flexstream.errors import FlexStreamError
 
 app = typer.Typer(
@@ -83,6 +84,6 @@ def report(error: FlexStreamError, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"error": error.to_dict()}), file=sys.stderr)
         return
-    print(f"flexstream: {error.message}", file=sys.stderr)
+    note(f"flexstream: {escaped(error.message)}")
     if error.hint:
-        print(f"  hint: {error.hint}", file=sys.stderr)
+        note(f"  hint: {escaped(error.hint)}")

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -34,12 +34,35 @@ def emit(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    print(_printable(text, sys.stdout), flush=True)
 
 
 def note(text: str) -> None:
     """A remark for people, on standard error, where it does not mix with what was asked for."""
-    print(text, file=sys.stderr, flush=True)
+    print(_printable(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def _printable(text: str, stream: TextIO) -> str:
+    """Lines that move no cursor, set no title, and that the stream can hold, whoever wrote them."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    lines = "\n".join(escaped(line, keep="\t") for line in text.split("\n"))
+    return lines.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def escaped(text: str, keep: str = "") -> str:
+    r"""What is not printable as \n, \x1b or \u202e: for names, keys and messages that came from outside."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(value: Any) -> Any:
+    """A daemon's reply for people: every text in it on one line and escaped. Programs get it as it is, as JSON."""
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, dict):
+        return {shown(key): shown(item) for key, item in value.items()}
+    return [shown(item) for item in value] if isinstance(value, list) else value
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
@@ -66,7 +89,7 @@ def _text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-    return str(value)
+    return escaped(str(value))
 
 
 def size(count: float | None) -> str:

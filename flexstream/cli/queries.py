@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, table
+from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, shown, table
 
 app = typer.Typer(help="List the queries, or show one.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -62,6 +62,7 @@ def show(
         emit(reply)
         return
     say(reply["explain"].rstrip())
+    reply = shown(reply)
     rejected = sum((reply.get("rejected") or {}).values())
     log = reply.get("log") or {}
     say(

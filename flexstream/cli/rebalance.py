@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, table
+from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, shown, table
 
 app = typer.Typer(
     help="Which worker owns which group, and moves between them.", no_args_is_help=True, rich_markup_mode=None
@@ -58,6 +58,7 @@ def status(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson
     if as_json:
         emit(reply)
         return
+    reply = shown(reply)
     columns = {key: name for key, name in WORKERS.items() if any(key in worker for worker in reply["workers"])}
     say(table(reply["workers"], columns))
     for line in describe(reply):
@@ -111,6 +112,7 @@ def plan(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson =
     if as_json:
         emit(reply)
         return
+    reply = shown(reply)
     say(reply["text"])
     if reply["plan"]:
         say(table(reply["plan"], {"group": "GROUP", "from": "FROM", "to": "TO"}))
@@ -228,7 +230,7 @@ def history(
     if as_json:
         emit(reply)
         return
-    for entry in reply["history"]:
+    for entry in shown(reply["history"]):
         say("\n".join(_entry(entry)))
 
 
@@ -269,6 +271,7 @@ def _order(path: str, body: dict[str, Any], url: str, token_file: Any, as_json: 
     if as_json:
         emit(reply)
         return
+    reply = shown(reply)
     say(reply["text"])
     for line in outcome(reply):
         say(line)

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, table
+from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, shown, table
 
 app = typer.Typer(help="List the staged rows, or drop some.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -33,6 +33,7 @@ def list_stages(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: A
     if as_json:
         emit(reply)
         return
+    reply = shown(reply)
     if reply["stages"]:
         say(table(reply["stages"], COLUMNS))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, size, table
+from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, shown, size, table
 from flexstream.cli.rebalance import describe as balance_lines
 
 WORKERS = {
@@ -57,7 +57,8 @@ def status(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson
 
 
 def describe(reply: dict[str, Any]) -> str:
-    """The status as text; a pure function, shared with `flexstream top --once`."""
+    """The status as text; a pure function."""
+    reply = shown(reply)
     daemon, nic = reply.get("daemon", {}), reply.get("nic", {})
     connections, latency = reply.get("connections", {}), reply.get("latency", {})
     parts = [

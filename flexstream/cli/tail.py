@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, note, say
+from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, escaped, note, say
 from flexstream.client_http import Client
 
 HEADER_EVERY = 40
@@ -60,7 +60,7 @@ def _show(lines: Iterator[str]) -> None:
     widths: dict[str, int] = {}
     for number, line in enumerate(lines):
         row: dict[str, Any] = json.loads(line)
-        cells = {key: _cell(value) for key, value in row.items()}
+        cells = {escaped(key): _cell(value) for key, value in row.items()}
         if number % HEADER_EVERY == 0:
             widths = {key: max(len(key), len(text), widths.get(key, 0)) for key, text in cells.items()}
             say("  ".join(key.rjust(widths[key]) for key in cells))
@@ -70,7 +70,7 @@ def _show(lines: Iterator[str]) -> None:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return "-" if value is None else escaped(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _export(

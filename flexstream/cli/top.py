@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, size, table
+from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, shown, size, table
 from flexstream.client_http import Client
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ def balance(rates: dict[str, Any]) -> list[str]:
 
 
 def as_text(rates: dict[str, Any]) -> str:
+    rates = shown(rates)
     parts = [headline(rates), *balance(rates), "", table([_core_cells(core) for core in rates["cores"]], CORES)]
     for name, groups in rates["groups"].items():
         parts += ["", f"groups of {name} (darker = more rows, {max(groups, default=0):.0f} rows/s at most)"]
@@ -217,12 +218,13 @@ def _screen(rates: dict[str, Any]) -> RenderableType:
     def grid(columns: dict[str, str], rows: list[dict[str, Any]]) -> Table:
         out = Table(*columns.values(), expand=True, box=None)
         for row in rows:
-            out.add_row(*("-" if row.get(key) is None else str(row[key]) for key in columns))
+            out.add_row(*(Text("-" if row.get(key) is None else str(row[key])) for key in columns))
         return out
 
+    rates = shown(rates)
     parts: list[RenderableType] = [Text("\n".join([headline(rates), *balance(rates)]), style="bold")]
     parts.append(Panel(grid(CORES, [_core_cells(core) for core in rates["cores"]]), title="cores"))
     for name, groups in rates["groups"].items():
-        parts.append(Panel(Text("\n".join(picture(groups))), title=f"groups of {name}"))
+        parts.append(Panel(Text("\n".join(picture(groups))), title=Text(f"groups of {name}")))
     parts.append(Panel(grid(QUERIES, [_query_cells(query) for query in rates["queries"]]), title="queries"))
     return Group(*parts)

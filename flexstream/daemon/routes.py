@@ -221,7 +221,7 @@ class Routes:
     async def metrics(self, request: web.Request) -> web.Response:
         Params(request)
         text = metrics.render(await self._daemon.status())
-        return web.Response(body=text.encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
+        return web.Response(body=text.encode("utf-8", "replace"), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def openapi(self, request: web.Request) -> web.Response:
         Params(request)

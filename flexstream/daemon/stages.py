@@ -10,6 +10,7 @@ from aiohttp import web
 
 from flexstream.daemon.params import Params
 from flexstream.daemon.problems import ApiError
+from flexstream.hello import is_name
 from flexstream.state.applied import DEFAULT_REMEMBER_S
 
 if TYPE_CHECKING:
@@ -92,10 +93,10 @@ def _check(body: Any) -> dict[str, Any]:
     if unknown:
         raise _bad("the body", unknown, f"no other fields than {', '.join(sorted(FIELDS))}")
     sink, query, batch = body.get("sink"), body.get("query", ""), body.get("batch")
-    if not isinstance(sink, str) or not 0 < len(sink) <= MAX_NAME:
-        raise _bad("sink", sink, f"a name of 1 to {MAX_NAME} characters")
-    if not isinstance(query, str) or len(query) > MAX_NAME:
-        raise _bad("query", query, f"a name of at most {MAX_NAME} characters")
+    if not is_name(sink, MAX_NAME):
+        raise _bad("sink", sink, f"a name of 1 to {MAX_NAME} printable characters")
+    if query != "" and not is_name(query, MAX_NAME):
+        raise _bad("query", query, f"a name of at most {MAX_NAME} printable characters")
     end, stream, receipts = body.get("end", False), body.get("stream"), body.get("stages")
     if not isinstance(end, bool):
         raise _bad("end", end, "true or false")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flexstream.wire import CONTROL_GROUP, ErrorCode, FrameType, Header, frame, json_frame
+from flexstream.wire import CONTROL_GROUP, STAGE_GROUP, ErrorCode, FrameType, Header, frame, json_frame
 from tests.adversity.rig import (
     GROUPS,
     STREAM,
@@ -27,9 +27,9 @@ from tests.waiting import WAIT_S, wait_until
 GOOD = {"versions": [1], "stream": "s", "producer": "p", "epoch": 1}
 
 
-def hello(**changes):
+def hello(group=CONTROL_GROUP, **changes):
     fields = {name: value for name, value in (GOOD | changes).items() if value is not ...}
-    return json_frame(FrameType.HELLO, CONTROL_GROUP, fields)
+    return json_frame(FrameType.HELLO, group, fields)
 
 
 def nothing_pending(engine):
@@ -72,6 +72,10 @@ REFUSALS = {
     "an empty producer": (hello(producer=""), ErrorCode.BAD_HELLO),
     "a producer that is an object": (hello(producer={"id": 1}), ErrorCode.BAD_HELLO),
     "a producer of 65 characters": (hello(producer="x" * 65), ErrorCode.BAD_HELLO),
+    "a producer of a lone surrogate": (hello(producer="\ud800"), ErrorCode.BAD_HELLO),
+    "a producer that moves the cursor": (hello(producer="a\x1b[2Jb"), ErrorCode.BAD_HELLO),
+    "a producer of two lines": (hello(producer="a\nb"), ErrorCode.BAD_HELLO),
+    "a staging producer of a lone surrogate": (hello(STAGE_GROUP, producer="\ud800"), ErrorCode.BAD_HELLO),
     "an epoch that is text": (hello(epoch="1"), ErrorCode.BAD_HELLO),
     "an epoch of true": (hello(epoch=True), ErrorCode.BAD_HELLO),
     "a negative epoch": (hello(epoch=-1), ErrorCode.BAD_HELLO),

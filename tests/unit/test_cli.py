@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flexstream.cli import app, main, send, top
+from flexstream.client_http import Client
 from flexstream.daemon.server import Daemon
 from flexstream.errors import ResultLogError
 from flexstream.state.result_log import ResultLog
@@ -411,3 +412,69 @@ def test_the_live_screen_shows_cores_groups_and_queries() -> None:
 def test_every_command_is_in_the_operations_manual(project: Path) -> None:
     text = (project / "docs" / "operations.md").read_text()
     assert [command for command in all_commands() if f"`{' '.join(command)}" not in text] == []
+
+
+HOSTILE = "a\x1b]0;owned\x07\x9b31m\u202eb\nc\ud800"
+ESCAPED = r"a\x1b]0;owned\x07\x9b31m\u202eb\nc\ud800"
+
+
+def with_hostile_names(engine: FakeEngine) -> None:
+    """As if producers, keys and errors said whatever they like to whoever looks."""
+    status = engine.status()
+    for of in ("sessions", "held_by"):
+        status["streams"]["ads"][of][0]["producer"] = HOSTILE
+    hot = {"group": 1, "worker": 0, "percent": 50.0, "text": f"group 1: key {HOSTILE} alone"}
+    status["rebalance"] = {
+        "automatic": True, "verdict": "moved", "text": HOSTILE, "hot": [hot], "too_hot": [hot], "workers": [],
+        "under_way": [], "frozen": [], "split": [],
+    }  # fmt: skip
+    status["queries"]["ysb"]["error"] = HOSTILE
+    status["workers"][0]["stalled"] = HOSTILE
+    status["nic"]["reason"] = HOSTILE
+    status["failed_parts"] = {"latency": HOSTILE}
+    status["connections"]["closed"] = {HOSTILE: 1}
+    engine.status = lambda: status  # type: ignore[method-assign]
+
+
+def assert_harmless(out: str) -> None:
+    assert ESCAPED in out
+    assert [char for char in out if char != "\n" and not char.isprintable()] == []
+    assert not any(line.startswith("c\\ud800") for line in out.splitlines())
+
+
+@pytest.mark.parametrize("command", [("status",), ("top", "--once", "-i", "0.1"), ("rebalance", "status")])
+def test_what_came_from_outside_is_shown_escaped(cli: Running, query_file: str, command: tuple[str, ...]) -> None:
+    cli("submit", query_file)
+    with_hostile_names(cli.engine)
+    assert_harmless(cli(*command))
+
+
+def test_the_live_view_shows_what_came_from_outside_escaped(cli: Running, query_file: str) -> None:
+    import io
+
+    from rich.console import Console
+
+    cli("submit", query_file)
+    with_hostile_names(cli.engine)
+    look = {"at": 1.0, "status": cli.engine.status()}
+    out = io.StringIO()
+    Console(file=out, width=400, color_system=None).print(top._screen(top.rates_of(look, {**look, "at": 2.0})))
+    assert_harmless(out.getvalue())
+
+
+def test_keys_that_hold_escapes_are_tailed_escaped(cli: Running, query_file: str) -> None:
+    cli("submit", query_file)
+    row = {"campaign_id": HOSTILE, "n": 1, HOSTILE: [HOSTILE]}
+    lines = iter([json.dumps(row)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "lines", lambda *_, **__: lines)
+        out = cli("tail", "ysb", "--no-follow")
+    assert_harmless(out)
+
+
+def test_an_error_that_quotes_the_outside_is_shown_escaped(cli: Running) -> None:
+    def fail() -> Any:
+        raise ResultLogError(f"cannot read {HOSTILE}", hint=HOSTILE)
+
+    cli.engine.status = fail  # type: ignore[method-assign]
+    assert_harmless(cli("status", code=1))

@@ -389,6 +389,22 @@ def test_a_status_that_fails_takes_neither_health_nor_what_producers_ask_for_wit
     run(scenario)
 
 
+def test_names_that_no_text_can_hold_take_no_page_down() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        await post(session, "/v1/queries", views())
+        odd = engine.status()
+        for of in ("sessions", "held_by"):
+            odd["streams"]["ads"][of][0]["producer"] = "sink:\ud800"
+        engine.status = lambda: odd  # type: ignore[method-assign]
+        for path in ("/v1/status", "/healthz"):
+            await get(session, path)
+        async with session.get("/metrics") as reply:
+            assert reply.status == 200
+            assert 'flexstream_session_epoch{stream="ads",producer="sink:?"} 1' in await reply.text()
+
+    run(scenario)
+
+
 def test_streams_and_queries_come_back_after_a_restart(tmp_path: Path) -> None:
     async def first(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
         await post(session, "/v1/queries", views())

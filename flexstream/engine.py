@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flexstream import query_logs
 from flexstream.acceptor import Acceptor
 from flexstream.collector import Collector, Feed
 from flexstream.cython_ext.allocator import Allocator
@@ -39,7 +40,6 @@ from flexstream.nic_service import NicService
 from flexstream.optimise import optimise
 from flexstream.pings import Pings
 from flexstream.query import Query
-from flexstream.query_logs import QueryLogs
 from flexstream.reading import read_log
 from flexstream.rebalancing import Rebalancer
 from flexstream.result_rows import LateRows, ResultRows
@@ -106,7 +106,7 @@ class Engine(Orders):
         self.frame_bytes = frame_bytes
         self.state = "running"
         self._data_dir = check_data_dir(data_dir)
-        self._logs = QueryLogs(self._data_dir, retention_bytes, retention_s)
+        self._logs = query_logs.QueryLogs(self._data_dir, retention_bytes, retention_s)
         self._max_sessions = max_sessions
         self._expected_producers = expected_producers
         self._variants = Variants(compile, threads=lambda: worker_threads(self))
@@ -224,7 +224,7 @@ class Engine(Orders):
             self._next_number += 1
             states = [QueryState(number, bound, lowered, self.groups, self._allocator) for _ in self.workers]
             rows, late_rows = ResultRows(bound), LateRows(stream.stream)
-            log, late_log = self._logs.results(query.name, rows), self._logs.late(query.name, late_rows)
+            log, late_log = self._logs.open(query, rows, late_rows)
             running = RunningQuery(
                 query, number, stream, states, Feed(query.name, rows, log), Feed(query.name, late_rows, late_log),
                 log, late_log,
@@ -256,8 +256,7 @@ class Engine(Orders):
         if threading.current_thread() is not self.collector:  # in a callback it would wait for itself
             running.dropped.wait(10)
         self.collector.remove_query(running.number)
-        running.log.close()
-        running.late_log.close()
+        query_logs.end(name, running.log, running.late_log)
 
     def _query_gone(self, worker: int, number: int, refused: int) -> None:
         running = self._by_number[number]

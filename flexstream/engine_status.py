@@ -169,6 +169,8 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
         "log": {
             "first_offset": running.log.first_offset,
             "next_offset": running.log.next_offset,
+            "generation": running.log.generation,
+            "generation_offset": running.log.generation_offset,
             "bytes": running.log.bytes,
             "error": running.results.error or running.late.error,
         },

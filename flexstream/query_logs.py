@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
+from flexstream.errors import FlexStreamError
+from flexstream.query import Query
 from flexstream.state.result_log import ResultLog
+
+log = logging.getLogger("flexstream.results")
 
 
 class QueryLogs:
@@ -16,14 +23,36 @@ class QueryLogs:
         self._retention_bytes = retention_bytes
         self._retention_s = retention_s
 
-    def results(self, name: str, rows: Any) -> ResultLog:
-        return self._open("results", name, rows)
+    def open(self, query: Query, rows: Any, late_rows: Any) -> tuple[ResultLog, ResultLog]:
+        """(results, late rows), to go on with. Raises ResultLogError: other columns, a damaged log, the disk."""
+        results = self._open("results", query, rows)
+        try:
+            return results, self._open("late", query, late_rows)
+        except BaseException:
+            results.close()
+            raise
 
-    def late(self, name: str, rows: Any) -> ResultLog:
-        return self._open("late", name, rows)
-
-    def _open(self, kind: str, name: str, rows: Any) -> ResultLog:
-        directory = self._data_dir / kind / name if self._data_dir is not None else None
+    def _open(self, kind: str, query: Query, rows: Any) -> ResultLog:
+        directory = self._data_dir / kind / query.name if self._data_dir is not None else None
         return ResultLog(
-            directory, rows.schema, retention_bytes=self._retention_bytes, retention_s=self._retention_s
-        )
+            directory, rows.schema, plan=plan_of(query),
+            retention_bytes=self._retention_bytes, retention_s=self._retention_s,
+        )  # fmt: skip
+
+
+def plan_of(query: Query) -> str:
+    """What the query does, in a few letters: equal for equal plans, whatever they are called."""
+    stream = query.stream
+    parts = {key: value for key, value in query.to_dict().items() if key not in ("name", "stream", "version")}
+    parts["stream"] = [stream.name, stream.schema.hash, list(stream.key), stream.time, stream.max_disorder]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def end(name: str, *logs: ResultLog) -> None:
+    """The query was cancelled: who has its name next is another one."""
+    for one in logs:
+        try:
+            one.end_generation()
+        except FlexStreamError as error:
+            log.error("generation_not_ended", extra={"fields": {"query": name, "error": str(error)}})
+        one.close()

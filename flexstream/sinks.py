@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_PER_FILE = 1 << 20
+_NOT_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
     """One JSON object per row, each with its newline.
 
     Times are ISO 8601 (no zone, as in the stream), bytes are text without their NUL padding, or
-    {"base64": ...} if they are not UTF-8; NaN and infinities are null, for JSON has no word for them.
+    {"base64": ...} if they are not UTF-8; "NaN", "Infinity" and "-Infinity" are text, for JSON has no such numbers:
+    Python's float() reads them, and so do Arrow's casts and Spark's from_json. null is no value.
     """
     names = [json.dumps(name) for name in batch.schema.names]
     columns = [[json.dumps(value) for value in column_values(column)] for column in batch.columns]
@@ -60,7 +62,7 @@ def column_values(column: pa.Array) -> list[Any]:
         plain = _fixed(column, f"<{sign}{kind.bit_width // 8}").tolist()
     elif pa.types.is_floating(kind):
         floats = _fixed(column, f"<f{kind.bit_width // 8}").tolist()
-        plain = [value if math.isfinite(value) else None for value in floats]
+        plain = [value if math.isfinite(value) else _NOT_FINITE.get(value, "NaN") for value in floats]
     else:
         return list(column.to_pylist())
     if column.null_count:

@@ -15,14 +15,22 @@ import errno
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 
 from flexstream.errors import ResultLogError
-from flexstream.state.segments import MemorySegment, Segment, first_offset_of, plain, sync_directory
+from flexstream.state.segments import (
+    FIRST_LIFE,
+    Life,
+    MemorySegment,
+    Segment,
+    first_offset_of,
+    plain,
+    sync_directory,
+)
 
 _SMALLEST_SEGMENT_BYTES = 64 << 10
 
@@ -31,6 +39,7 @@ class ResultLog:
     """Append-only, thread-safe: one appender, many readers.
 
     directory: where the segments live (made if missing); None keeps everything in memory.
+    plan: names what the query does. One with another plan, or after `end_generation()`, begins a new generation.
     retention_bytes, retention_s: what may be forgotten at the old end, in whole segments; None keeps all.
     clock: seconds since 1970, for retention; tests pass their own.
     """
@@ -40,6 +49,7 @@ class ResultLog:
         directory: Path | None,
         schema: pa.Schema,
         *,
+        plan: str | None = None,
         retention_bytes: int | None = None,
         retention_s: float | None = None,
         segment_bytes: int = 64 << 20,
@@ -62,6 +72,7 @@ class ResultLog:
         self._segments: deque[Segment | MemorySegment] = deque()
         try:
             self._open_segments()
+            self._begin(plan)
         except OSError as error:
             self._close_segments()
             raise _io_error("open", self.directory, error) from error
@@ -79,11 +90,65 @@ class ResultLog:
         ordered = sorted((first, path) for first, path in firsts.items() if first is not None)
         for (first, path), (following, _) in pairwise(ordered):
             self._segments.append(Segment.open_finished(path, self.schema, first, following))
+        life = self._segments[-1].life if self._segments else FIRST_LIFE
         if ordered:
             first, path = ordered[-1]
-            self._segments.append(Segment.open_newest(path, self.schema, first))
+            self._segments.append(Segment.open_newest(path, self.schema, first, life))
         else:
-            self._segments.append(Segment.create(self.directory, self.schema, 0, self._clock()))
+            self._segments.append(Segment.create(self.directory, self.schema, 0, self._clock(), life))
+
+    # Generations --------------------------------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """How many queries have written results under this name, one after the other."""
+        with self._lock:
+            return self._segments[-1].life.generation
+
+    @property
+    def generation_offset(self) -> int:
+        """Where the newest generation begins, or what is left of it."""
+        with self._lock:
+            newest = self._segments[-1].life.generation
+            return next(s.first_offset for s in self._segments if s.life.generation == newest)
+
+    def _begin(self, plan: str | None) -> None:
+        """Go on with the newest generation if it is of this plan, else begin one."""
+        generation, known = self._segments[-1].life
+        if plan is not None and known != plan:
+            other = known is not None and self.generation_offset < self._segments[-1].next_offset
+            self._turn(Life(generation + other, plan))
+
+    def end_generation(self) -> None:
+        """What comes next under this name is another query, whatever its plan. For a cancelled one.
+
+        Raises ResultLogError when the disk refuses: the same plan would go on with this generation then.
+        """
+        with self._appending:
+            if self._closed or self.generation_offset == self._segments[-1].next_offset:
+                return
+            try:
+                self._turn(Life(self._segments[-1].life.generation + 1, None))
+            except OSError as error:
+                raise _io_error("write", self.directory, error) from error
+
+    def _turn(self, life: Life) -> None:
+        """From here on segments are of that life."""
+        if self._segments[-1].rows:
+            self._roll(self._clock(), life)
+        else:
+            self._segments[-1].begin(life)
+
+    def newest_first(self) -> Iterator[pa.RecordBatch]:
+        """The batches of the newest generation, the last one first."""
+        with self._lock:
+            segments = [s for s in self._segments if s.life.generation == self._segments[-1].life.generation]
+        for segment in reversed(segments):
+            try:
+                for start in reversed(segment.starts()):
+                    yield segment.load(start)
+            except (OSError, pa.ArrowException) as error:
+                raise _io_error("read", self.directory, error) from error
 
     # Reading ------------------------------------------------------------------------------------------------
 
@@ -219,14 +284,14 @@ class ResultLog:
             active = self._roll(now_s)
         active.append(batch, now_s)
 
-    def _roll(self, now_s: float) -> Segment | MemorySegment:
+    def _roll(self, now_s: float, life: Life | None = None) -> Segment | MemorySegment:
         active = self._segments[-1]
         fresh: Segment | MemorySegment
         if self.directory is None:
-            fresh = MemorySegment(active.next_offset, now_s)
+            fresh = MemorySegment(active.next_offset, now_s, life or active.life)
         else:
             active.sync()
-            fresh = Segment.create(self.directory, self.schema, active.next_offset, now_s)
+            fresh = Segment.create(self.directory, self.schema, active.next_offset, now_s, life or active.life)
         with self._lock:
             self._segments.append(fresh)
         active.close()

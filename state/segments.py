@@ -1,9 +1,10 @@
 """One file of a result log: an Arrow IPC stream whose messages each carry their first row and a CRC.
 
 A segment is a plain Arrow IPC stream (`pyarrow.ipc.open_stream` reads it) without the end-of-stream mark, so
-that it can be continued. Its schema metadata names the format version and the first offset; each batch has
-custom metadata `offset` (its first row) and `crc32` (over the message body). A whole batch is therefore told
-from a torn or a zero-filled one, whatever a crash left behind.
+that it can be continued. Its schema metadata names the format version, the first offset, the generation (of queries
+under one name, each from its submission to its cancel) and that query's plan; each batch has custom metadata `offset`
+(its first row) and `crc32` (over the message body). A whole batch is therefore told from a torn or a zero-filled one,
+whatever a crash left behind.
 
 Guarantees: a batch is written by positioned writes after the last whole one and becomes visible only when all
 of it is there; a failed write leaves `rows`, `size_bytes` and every earlier batch as they were.
@@ -18,6 +19,7 @@ import threading
 import zlib
 from bisect import bisect_right
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -28,6 +30,8 @@ FORMAT_VERSION = "1"
 SUFFIX = ".arrow"
 _VERSION_KEY = b"flexstream.format"
 _FIRST_KEY = b"flexstream.first_offset"
+_PLAN_KEY = b"flexstream.plan"
+GENERATION_KEY = b"flexstream.generation"
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
@@ -35,8 +39,27 @@ def plain(schema: pa.Schema) -> pa.Schema:
     return schema.remove_metadata()
 
 
-def header(schema: pa.Schema, first_offset: int) -> pa.Schema:
-    return plain(schema).with_metadata({_VERSION_KEY: FORMAT_VERSION, _FIRST_KEY: str(first_offset)})
+class Life(NamedTuple):
+    """Which of the queries that had the log's name wrote a segment. `plan` None: not known, or none yet."""
+
+    generation: int
+    plan: str | None
+
+
+FIRST_LIFE = Life(1, None)
+
+
+def header(schema: pa.Schema, first_offset: int, life: Life) -> pa.Schema:
+    said = {_VERSION_KEY: FORMAT_VERSION, _FIRST_KEY: str(first_offset), GENERATION_KEY: str(life.generation)}
+    if life.plan is not None:
+        said[_PLAN_KEY] = life.plan
+    return plain(schema).with_metadata(said)
+
+
+def _life_of(metadata: dict[bytes, bytes]) -> Life:
+    """Segments of versions without generations are of the first."""
+    plan = metadata.get(_PLAN_KEY)
+    return Life(int(metadata.get(GENERATION_KEY, b"1")), plan.decode() if plan is not None else None)
 
 
 def encode(batch: pa.RecordBatch, schema: pa.Schema, offset: int) -> memoryview:
@@ -61,13 +84,14 @@ class Segment:
     segment that retention removes meanwhile gives them FileNotFoundError, never another file's bytes.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema, first_offset: int) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, first_offset: int, life: Life = FIRST_LIFE) -> None:
         self.path = path
         self.first_offset = first_offset
+        self.life = life
         self.rows = 0
         self.size_bytes = 0
         self.last_append_s = 0.0
-        self._schema = header(schema, first_offset)
+        self._schema = header(schema, first_offset, life)
         self._fd = -1
         self._indexed = True
         self._indexing = threading.Lock()
@@ -79,9 +103,9 @@ class Segment:
         return self.first_offset + self.rows
 
     @classmethod
-    def create(cls, directory: Path, schema: pa.Schema, first_offset: int, now_s: float) -> Segment:
+    def create(cls, directory: Path, schema: pa.Schema, first_offset: int, now_s: float, life: Life) -> Segment:
         """A new, empty file. On an error nothing is left behind."""
-        segment = cls(directory / f"{first_offset:020d}{SUFFIX}", schema, first_offset)
+        segment = cls(directory / f"{first_offset:020d}{SUFFIX}", schema, first_offset, life)
         segment.last_append_s = now_s
         segment._fd = os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         try:
@@ -94,12 +118,12 @@ class Segment:
         return segment
 
     @classmethod
-    def open_newest(cls, path: Path, schema: pa.Schema, first_offset: int) -> Segment:
-        """Go on with the newest file: cut what follows its last whole batch, and index it.
+    def open_newest(cls, path: Path, schema: pa.Schema, first_offset: int, life: Life) -> Segment:
+        """Go on with the newest file: cut what follows its last whole batch, and index it. `life`: if it has no header.
 
         Raises ResultLogError when the file is of another format or schema, or was renamed.
         """
-        segment = cls(path, schema, first_offset)
+        segment = cls(path, schema, first_offset, life)
         segment._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             length = os.fstat(segment._fd).st_size
@@ -131,6 +155,19 @@ class Segment:
         segment._indexed = False
         return segment
 
+    def begin(self, life: Life) -> None:
+        """Of another life from here on. Only while it has no rows; an error leaves it as it was."""
+        before = self.life, self._schema
+        self.life, self._schema = life, header(self._schema, self.first_offset, life)
+        try:
+            self._write_header()
+            os.ftruncate(self._fd, self.size_bytes)
+        except OSError:
+            self.life, self._schema = before
+            with contextlib.suppress(OSError):
+                self._write_header()
+            raise
+
     def _write_header(self) -> None:
         head = memoryview(self._schema.serialize())
         _write_all(self._fd, head, 0)
@@ -143,7 +180,7 @@ class Segment:
             found = pa.ipc.read_schema(pa.ipc.read_message(source))
         except (pa.ArrowException, OSError, EOFError):
             return False
-        metadata = found.metadata or {}
+        metadata: dict[bytes, bytes] = found.metadata or {}
         version = metadata.get(_VERSION_KEY, b"none").decode()
         if version != FORMAT_VERSION:
             raise ResultLogError(
@@ -155,7 +192,8 @@ class Segment:
             raise ResultLogError(
                 f"{self.path} has columns [{_columns(found)}], the query now [{_columns(self._schema)}]",
                 code="log_schema",
-                hint="give the changed query another name, or delete the old results first",
+                hint="give the changed query another name: a log has one set of columns, and its offsets stay; "
+                f"or stop, and move {self.path.parent} away",
             )
         if metadata.get(_FIRST_KEY) != str(self.first_offset).encode():
             raise ResultLogError(
@@ -163,6 +201,7 @@ class Segment:
                 code="log_renamed",
                 hint="restore the file's name: offsets must keep their meaning",
             )
+        self.life, self._schema = _life_of(metadata), found
         return True
 
     def _scan(self, source: pa.NativeFile, length: int) -> int:
@@ -200,6 +239,12 @@ class Segment:
         self.last_append_s = now_s
         self.rows += batch.num_rows  # last: a reader that sees the rows sees the index
 
+    def starts(self) -> list[int]:
+        """The first row of each batch."""
+        if not self._indexed:
+            self._index()
+        return self._starts[: len(self._spans)]
+
     def load(self, offset: int) -> pa.RecordBatch:
         """The rows from `offset` to the end of its batch. FileNotFoundError when retention was quicker."""
         if not self._indexed:
@@ -211,8 +256,8 @@ class Segment:
             data = os.pread(fd, length, position)
         finally:
             os.close(fd)
-        batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema).replace_schema_metadata(None)
-        return batch.slice(offset - self._starts[index])
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
+        return of_generation(batch, self.life).slice(offset - self._starts[index])
 
     def _index(self) -> None:
         with self._indexing:
@@ -245,8 +290,9 @@ class Segment:
 class MemorySegment:
     """The same for a log without a directory: the batches stay in memory."""
 
-    def __init__(self, first_offset: int, now_s: float) -> None:
+    def __init__(self, first_offset: int, now_s: float, life: Life = FIRST_LIFE) -> None:
         self.first_offset = first_offset
+        self.life = life
         self.rows = 0
         self.size_bytes = 0
         self.last_append_s = now_s
@@ -258,11 +304,17 @@ class MemorySegment:
         return self.first_offset + self.rows
 
     def append(self, batch: pa.RecordBatch, now_s: float) -> None:
-        self._batches.append(batch.replace_schema_metadata(None))
+        self._batches.append(of_generation(batch, self.life))
         self._starts.append(self.next_offset)
         self.size_bytes += batch.nbytes
         self.last_append_s = now_s
         self.rows += batch.num_rows
+
+    def begin(self, life: Life) -> None:
+        self.life = life
+
+    def starts(self) -> list[int]:
+        return list(self._starts)
 
     def load(self, offset: int) -> pa.RecordBatch:
         index = bisect_right(self._starts, offset) - 1
@@ -273,6 +325,11 @@ class MemorySegment:
     def close(self) -> None: ...
 
     def remove(self) -> None: ...
+
+
+def of_generation(batch: pa.RecordBatch, life: Life) -> pa.RecordBatch:
+    """The batch, saying in its schema's metadata of which generation it is."""
+    return batch.replace_schema_metadata({GENERATION_KEY: str(life.generation)})
 
 
 def _whole_batch(source: pa.NativeFile, prefix: bytes, offset: int) -> int | None:

@@ -105,6 +105,8 @@ def _rows(description: str) -> Json:
             for name, text in (
                 ("X-FlexStream-First-Offset", "oldest row in the log when the reply began"),
                 ("X-FlexStream-Next-Offset", "offset of the next row to come when the reply began"),
+                ("X-FlexStream-Generation", "how many queries have had this name; the newest wrote the last rows"),
+                ("X-FlexStream-Generation-Offset", "the first row of the newest of them"),
             )
         },
     }

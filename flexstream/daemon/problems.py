@@ -20,6 +20,7 @@ _STATUS = {
     "too_many_sessions": 503,
     "stream_exists": 409,
     "query_exists": 409,
+    "log_schema": 409,
     "drained": 409,
     "frozen": 409,
     "last_worker": 409,

@@ -126,6 +126,8 @@ async def stream_log(
     headers = {
         "X-FlexStream-First-Offset": str(results.first_offset),
         "X-FlexStream-Next-Offset": str(results.next_offset),
+        "X-FlexStream-Generation": str(results.generation),
+        "X-FlexStream-Generation-Offset": str(results.generation_offset),
     }
     with readers:
         reply = Reply(request, form, results.schema, headers)

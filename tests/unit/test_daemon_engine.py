@@ -153,3 +153,25 @@ def test_a_taken_data_port_and_a_missing_core_are_one_line_and_a_hint(project: P
             assert words in done.stderr
             assert "hint:" in done.stderr
             assert "Traceback" not in done.stderr
+
+
+def test_another_plan_under_an_old_name_is_told_apart_or_refused(project: Path, tmp_path: Path) -> None:
+    rows, later = generate(ROWS, 20, 1, RATE), generate(ROWS, 20, 2, RATE, NEXT_START)
+    other = YSB_QUERY.stream.query("ysb").window(fs.tumbling("10s"))
+    with serve(project, tmp_path) as served:
+        served.client.post("/v1/queries", YSB_QUERY.to_dict())
+        served.send(rows)
+        first = len(expected_views(rows))
+        served.views(rows=first)
+        served.client.delete("/v1/queries/ysb")
+        with pytest.raises(fs.FlexStreamError, match="views: int64") as caught:
+            served.client.post("/v1/queries", other.agg(total=fs.count()).to_dict())
+        assert caught.value.code == "log_schema"
+        assert "another name" in caught.value.hint
+        served.client.post("/v1/queries", other.agg(views=fs.count()).to_dict())
+        served.send(later)
+        log = served.client.get("/v1/queries/ysb")["log"]
+        assert (log["generation"], log["generation_offset"]) == (2, first)
+    with serve(project, tmp_path) as served:
+        log = served.client.get("/v1/queries/ysb")["log"]
+        assert (log["generation"], log["generation_offset"]) == (2, first)

@@ -265,3 +265,68 @@ def test_a_closed_log_refuses_appends_but_can_be_read_to_its_end(directory: Path
         log.append(rows(3, 1))
     assert keys(log.read(1)) == [1, 2]
     assert log.read(3) == []
+
+
+def generations(log: ResultLog) -> list[tuple[int, int]]:
+    """(generation, rows) of what is in the log, batch by batch."""
+    batches = log.read(0)
+    return [(int(batch.schema.metadata[b"flexstream.generation"]), batch.num_rows) for batch in batches]
+
+
+def test_a_cancelled_query_and_the_next_of_its_name_are_told_apart(directory: Path | None) -> None:
+    log = ResultLog(directory, SCHEMA, plan="a")
+    log.append(rows(0, 3))
+    assert (log.generation, log.generation_offset) == (1, 0)
+    log.end_generation()
+    log.end_generation()
+    assert (log.generation, log.generation_offset) == (2, 3)
+    if directory is not None:
+        log.close()
+        log = ResultLog(directory, SCHEMA, plan="a")
+    log.append(rows(3, 2))
+    assert (log.generation, log.generation_offset) == (2, 3)
+    assert generations(log) == [(1, 3), (2, 2)]
+    assert [keys([batch]) for batch in log.newest_first()] == [[3, 4]]
+    log.close()
+
+
+def test_the_same_plan_goes_on_and_another_begins_anew(tmp_path: Path) -> None:
+    for plan, count in (("a", 2), ("a", 3), ("b", 4), ("c", 0), ("d", 1)):
+        with ResultLog(tmp_path, SCHEMA, plan=plan) as log:
+            if count:
+                log.append(rows(log.next_offset, count))
+    with ResultLog(tmp_path, SCHEMA, plan="d") as log:
+        assert generations(log) == [(1, 2), (1, 3), (2, 4), (3, 1)]
+        assert log.generation_offset == 9
+
+
+def test_a_log_without_generations_is_the_first(tmp_path: Path) -> None:
+    with ResultLog(tmp_path, SCHEMA) as log:
+        log.append(rows(0, 3))
+    (path,) = tmp_path.glob("*.arrow")
+    with pa.OSFile(str(path)) as source:
+        head = pa.ipc.read_schema(pa.ipc.read_message(source))
+        body = source.read()
+    old = {key: value for key, value in head.metadata.items() if key != b"flexstream.generation"}
+    path.write_bytes(head.with_metadata(old).serialize().to_pybytes() + body)
+    with ResultLog(tmp_path, SCHEMA, plan="a") as log:
+        log.append(rows(3, 1))
+        assert generations(log) == [(1, 3), (1, 1)]
+
+
+def test_a_disk_that_refuses_leaves_the_generation_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = ResultLog(tmp_path, SCHEMA, plan="a")
+    log.append(rows(0, 3))
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", refuse)
+        with pytest.raises(ResultLogError, match="No space"):
+            log.end_generation()
+    log.append(rows(3, 1))
+    assert (log.generation, log.next_offset) == (1, 4)
+    log.close()
+    with ResultLog(tmp_path, SCHEMA, plan="a") as log:
+        assert keys(log.read(0)) == [0, 1, 2, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ ROWS = [
     {"t": "1970-01-01T00:00:00.000", "ns": "1970-01-01T00:00:00.000000001", "i": -1, "u": 0, "f": 1.5,
      "f4": 0.5, "b": True, "x": "view"},
     {"t": "2023-11-14T22:13:20.123", "ns": "1970-01-01T00:00:00.000000002", "i": 2**63 - 1, "u": 255,
-     "f": None, "f4": None, "b": False, "x": {"base64": "//4="}},
+     "f": "NaN", "f4": "Infinity", "b": False, "x": {"base64": "//4="}},
     {"t": None, "ns": "1970-01-01T00:00:00.000000003", "i": None, "u": 7, "f": None, "f4": 2.0,
      "b": None, "x": None},
 ]  # fmt: skip
@@ -41,6 +42,16 @@ def parse(data: bytes) -> list[object]:
 
 def test_every_type_has_its_form_in_json() -> None:
     assert parse(json_lines(BATCH)) == ROWS
+
+
+def test_what_is_not_a_number_of_json_can_be_read_back() -> None:
+    values = [1.5, math.nan, math.inf, -math.inf, None]
+    lines = parse(json_lines(pa.RecordBatch.from_pydict({"x": pa.array(values, pa.float64())})))
+    assert [line["x"] for line in lines] == [1.5, "NaN", "Infinity", "-Infinity", None]  # type: ignore[index]
+    read = [None if line["x"] is None else float(line["x"]) for line in lines]  # type: ignore[index]
+    assert repr(read) == repr(values)
+    texts = pa.array(["NaN", "Infinity", "-Infinity"]).cast(pa.float64())
+    assert repr(texts.to_pylist()) == repr(values[1:4])
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3])

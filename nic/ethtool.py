@@ -31,8 +31,8 @@ from flexstream.nic.devices import DeviceFiles
 from flexstream.nic.drift import differences
 from flexstream.nic.facts import Facts, read_facts
 from flexstream.nic.interrupts import affinity
-from flexstream.nic.journal import DeviceLock, Journal, left_behind
-from flexstream.nic.plan import Applied, Wish, plan, undo_journal
+from flexstream.nic.journal import DeviceLock, Journal
+from flexstream.nic.plan import Applied, Wish, plan, recover
 from flexstream.nic.queue_counters import queue_packets
 from flexstream.nic.rss_ioctl import Rss, refused
 from flexstream.nic.rss_transport import RssTransport
@@ -186,7 +186,7 @@ class EthtoolNic(Nic):
     def start(self, worker_cpus: Sequence[int | None]) -> None:
         self._lock.take()
         try:
-            self._recover()
+            recover(self.device, self._settings, self._journal_folder)
             self._facts = self.read()
             self.require("write_table")
             self._worker_cpus = tuple(worker_cpus)
@@ -199,24 +199,6 @@ class EthtoolNic(Nic):
         except ConfigError:
             self._give_up()
             raise
-
-    def _recover(self) -> None:
-        """A daemon that was killed left the device changed: put it back before its values are taken for the old."""
-        for journal in left_behind(self.device, self._journal_folder, owner="daemon"):
-            undone = undo_journal(journal, self._settings)
-            if undone.stale is not None:
-                log.info("%s: an old journal was dropped: %s", self.device, undone.stale)
-            elif undone.left:
-                raise ConfigError(
-                    f"{self.device}: what process {journal.pid} left behind cannot be put back: "
-                    f"{'; '.join(undone.problems)}",
-                    code="nic_undo",
-                    hint="`flexstream nic undo` shows more",
-                )
-            else:
-                log.warning(
-                    "%s: put back %d settings that process %d left", self.device, len(undone.undone), journal.pid
-                )
 
     def _try(self, change: Change) -> None:
         """Everything but the table helps and is not needed: what is refused becomes a note."""

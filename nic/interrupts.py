@@ -163,6 +163,16 @@ def own_interrupts(device: str, root: Path = Path("/")) -> frozenset[int]:
     return frozenset()
 
 
+def is_interrupt_of(interrupt: int, device: str, bus: str, root: Path = Path("/")) -> bool:
+    """Whether the kernel has this interrupt as the device's: in its function's list, else by name or bus address."""
+    own = own_interrupts(device, root)
+    if own:
+        return interrupt in own
+    line = read_interrupts(root).get(interrupt)
+    names = [device, bus] if bus else [device]
+    return line is not None and any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", line.name) for name in names)
+
+
 def read_interrupts(root: Path = Path("/")) -> dict[int, Interrupt]:
     try:
         return parse_interrupts((root / "proc/interrupts").read_text(encoding="utf-8", errors="replace"))
@@ -249,6 +259,7 @@ __all__ = [
     "affinity",
     "format_cpus",
     "format_mask",
+    "is_interrupt_of",
     "own_interrupts",
     "parse_cpus",
     "parse_interrupts",

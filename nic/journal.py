@@ -3,28 +3,37 @@
 One file per device, network namespace and owner (the daemon, or `flexstream nic apply`): a header line that says
 in which boot and for which device, then one line per change, each flushed to the disk before the change is made.
 Undoing everything removes the file. Interrupt numbers, tables and masks do not outlive a reboot, and a device that
-was made anew has its own values, so a journal of another boot or of another device index is stale: it is removed,
-never applied.
+was made anew has its own values, so a journal of another boot, namespace or device index is stale: it is removed,
+never applied. A device is its index, not its name: one that was renamed is still the same.
+
+A journal makes its reader write to the machine, so it is believed only where nobody else could have written it
+(`trust.py`), and only if each line is a setting of its own device with a value that such a setting can have.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import struct
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flexstream.errors import ConfigError
+from flexstream.errors import ConfigError, FlexStreamError
 from flexstream.nic.contract import Change
+from flexstream.nic.device_lock import DeviceLock
+from flexstream.nic.settings import check_change, check_device, renamed
+from flexstream.nic.trust import Distrusted, check_folder, read_text
 
-VERSION = 1
-FOLDERS = (Path("/var/lib/flexstream/nic"), Path("/run/flexstream/nic"))
+VERSION = 2
+STATE_FOLDER, RUN_FOLDER = Path("/var/lib/flexstream/nic"), Path("/run/flexstream/nic")
 OWNERS = ("daemon", "apply")  # in the order in which undo takes them
+SO_NETNS_COOKIE = 71  # <asm-generic/socket.h>, Linux 5.14
+_FILE = re.compile(r"(?P<device>[^/]+)\.(?P<netns>\d+)\.(?P<ifindex>\d+)\.(?P<owner>[a-z]+)\.jsonl")
 
 
 class JournalError(ConfigError):
@@ -44,11 +53,17 @@ class Origin:
 
     @classmethod
     def here(cls, device: str) -> Origin:
-        return cls(device, boot_id(), os.stat("/proc/self/ns/net").st_ino, device_index(device))
+        return cls(device, boot_id(), namespace_cookie(), device_index(device))
+
+    def now(self) -> Origin:
+        """The same device as it is called today, or what has its name when it is gone."""
+        return Origin.here(present_name(self.device, self.ifindex) or self.device)
 
     def stale_reason(self, now: Origin) -> str | None:
         if self.boot_id != now.boot_id:
             return "it is from before the last reboot, which undid everything"
+        if self.netns != now.netns:
+            return f"it speaks of the {self.device} of another network namespace"
         if now.ifindex == 0:
             return f"{self.device} is gone, and its settings with it"
         if self.ifindex != now.ifindex:
@@ -64,16 +79,44 @@ def device_index(device: str) -> int:
         return 0
 
 
+def device_name(index: int) -> str | None:
+    """What the device of this number is called; None when there is none."""
+    try:
+        return socket.if_indextoname(index)
+    except (OSError, OverflowError):
+        return None
+
+
+def present_name(device: str, index: int) -> str | None:
+    """What a device of this number, once called `device`, is called now; None when it is gone."""
+    return device if device_index(device) == index else device_name(index)
+
+
+def namespace_cookie() -> int:
+    """This thread's network namespace. Cookies are never used again; inode numbers, all that old kernels have, are."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asker:
+        try:
+            cookie = asker.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
+        except OSError:
+            return os.stat("/proc/thread-self/ns/net").st_ino
+    return int(struct.unpack("=Q", cookie)[0])
+
+
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def folders(given: Path | None = None) -> tuple[Path, ...]:
-    """Where journals are looked for; `FLEXSTREAM_NIC_DIR` replaces the usual places."""
+    """Where journals are looked for; `FLEXSTREAM_NIC_DIR` replaces the usual places.
+
+    The state folder is the service's, so root has the other one: no journal is worth anything after a reboot.
+    """
     if given is not None:
         return (given,)
     named = os.environ.get("FLEXSTREAM_NIC_DIR")
-    return (Path(named),) if named else FOLDERS
+    if named:
+        return (Path(named),)
+    return (RUN_FOLDER, STATE_FOLDER) if os.geteuid() == 0 else (STATE_FOLDER, RUN_FOLDER)
 
 
 @dataclass
@@ -88,15 +131,19 @@ class Journal:
 
     @classmethod
     def create(cls, device: str, owner: str, folder: Path | None = None) -> Journal:
-        """Start a new one. Raises JournalError where no folder can be written."""
+        """Start a new one. Raises JournalError where no folder can be written, ConfigError for no device's name."""
+        check_device(device)
         origin, problems = Origin.here(device), []
         for place in folders(folder):
             journal = cls(place / _name(origin, owner), origin, owner, os.getpid())
             try:
-                _make_folder(place)
+                check_folder(place)
+                place.mkdir(parents=True, exist_ok=True, mode=0o750)
                 journal._rewrite()
             except OSError as error:
                 problems.append(f"{place}: {error.strerror}")
+            except Distrusted as error:
+                problems.append(str(error))
             else:
                 return journal
         raise JournalError(
@@ -108,21 +155,35 @@ class Journal:
     def read(cls, path: Path) -> Journal:
         """A journal left behind. A last line cut short by a crash belongs to a change that was not made."""
         try:
-            lines = path.read_text(encoding="utf-8").split("\n")
+            lines = read_text(path).split("\n")
             header = json.loads(lines[0])
             if header["version"] != VERSION:
                 raise ValueError(f"version {header['version']}, expected {VERSION}")
-            origin = Origin(header["device"], header["boot_id"], int(header["netns"]), int(header["ifindex"]))
+            origin = Origin(
+                str(header["device"]), str(header["boot_id"]), int(header["netns"]), int(header["ifindex"])
+            )
             changes = [Change(**json.loads(line)) for line in lines[1:-1]]
+            for change in changes:
+                check_change(change, origin.device)
             return cls(path, origin, str(header["owner"]), int(header["pid"]), changes)
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except Distrusted as error:
+            raise JournalError(f"{path} is not believed: {error}", hint=_foreign_hint(path)) from None
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, FlexStreamError) as error:
             raise JournalError(
-                f"{path}: this journal cannot be read: {error}",
+                f"{path}: this journal cannot be read: {getattr(error, 'message', error)}",
                 hint="put the settings back by hand (`flexstream nic show`), then remove the file",
             ) from None
 
     def is_stale(self) -> bool:
-        return self.origin.stale_reason(Origin.here(self.origin.device)) is not None
+        return self.origin.stale_reason(self.origin.now()) is not None
+
+    def rename(self, device: str) -> None:
+        """The device is called so now: what is noted from here on speaks of it by that name. Raises OSError."""
+        if device == self.origin.device:
+            return
+        old, self.origin = self.origin.device, replace(self.origin, device=device)
+        self.changes = [renamed(change, old, device) for change in self.changes]
+        self._rewrite()
 
     def record(self, change: Change) -> None:
         """Note a change before it is made. The first value of a setting is the one to go back to, so later changes
@@ -160,7 +221,9 @@ class Journal:
         }
         text = "".join(json.dumps(line) + "\n" for line in (header, *map(asdict, self.changes)))
         draft = self.path.with_suffix(".new")
-        with draft.open("w", encoding="utf-8") as file:
+        draft.unlink(missing_ok=True)
+        private = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        with open(private, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -169,49 +232,76 @@ class Journal:
 
 
 def left_behind(device: str, folder: Path | None = None, owner: str | None = None) -> list[Journal]:
-    """Journals of this device in this namespace, the daemon's first; stale ones too. Raises JournalError."""
-    here = Origin.here(device)
+    """Journals of this device in this namespace, the daemon's first; stale ones too, foreign ones not.
+
+    Raises JournalError for one that cannot be understood, or a folder that may not be looked into.
+    """
+    paths = [path for path, _ in _files(folder, foreign=False) if _is_of(path, device)]
     owners = OWNERS if owner is None else (owner,)
-    found = []
-    for path in (place / _name(here, name) for name in owners for place in folders(folder)):
-        try:
-            if path.exists():
-                found.append(Journal.read(path))
-        except PermissionError:
-            raise _unreadable(path.parent) from None
-    return found
+    return [Journal.read(path) for name in owners for path in paths if _parts(path)["owner"] == name]
+
+
+def foreign_journals(folder: Path | None = None) -> list[tuple[Path, str]]:
+    """Journals of this namespace that somebody else may have written, and why they are not believed."""
+    return list(_files(folder, foreign=True))
 
 
 def devices_with_journals(folder: Path | None = None) -> list[str]:
-    """Devices of this namespace that have a journal. Raises JournalError where this user may not look."""
-    netns = os.stat("/proc/self/ns/net").st_ino
-    names: set[str] = set()
-    for place in folders(folder):
-        try:
-            names.update(name.rsplit(".", 3)[0] for name in os.listdir(place) if f".{netns}." in name)
-        except PermissionError:
-            raise _unreadable(place) from None
-        except OSError:
-            continue
+    """Devices of this namespace that have a journal, as they are called now. Raises JournalError where this user may
+    not look."""
+    names = set()
+    for path, _ in _files(folder, foreign=False):
+        part = _parts(path)
+        names.add(present_name(part["device"], int(part["ifindex"])) or part["device"])
     return sorted(names)
 
 
-def _unreadable(folder: Path) -> JournalError:
-    return JournalError(f"{folder} may not be read by this user", hint="run as root, or as the daemon's user")
+def _files(folder: Path | None, *, foreign: bool) -> Iterator[tuple[Path, str]]:
+    """This namespace's journals in folders that are believed, or in those that are not, with the reason."""
+    netns = str(namespace_cookie())
+    for place in folders(folder):
+        why = ""
+        try:
+            check_folder(place)
+            names = os.listdir(place)
+        except Distrusted as error:
+            if not foreign:
+                continue
+            why = str(error)
+            names = os.listdir(place) if place.is_dir() else []
+        except PermissionError:
+            raise JournalError(
+                f"{place} may not be read by this user", hint="run as root, or as the daemon's user"
+            ) from None
+        except OSError:
+            continue
+        for name in sorted(names):
+            if bool(why) == foreign and (found := _FILE.fullmatch(name)) and found["netns"] == netns:
+                yield place / name, why
+
+
+def _parts(path: Path) -> dict[str, str]:
+    found = _FILE.fullmatch(path.name)
+    assert found is not None
+    return found.groupdict()
+
+
+def _is_of(path: Path, device: str) -> bool:
+    """By the device's number; by the name that it had when no device of that number, or of that name, is left."""
+    part = _parts(path)
+    number, index = int(part["ifindex"]), device_index(device)
+    return number == index or (part["device"] == device and (index == 0 or device_name(number) is None))
+
+
+def _foreign_hint(path: Path) -> str:
+    return (
+        "a journal makes its reader change the machine, so only your own and root's are read: "
+        f"the service puts its own back when it starts or stops; then remove {path.name}"
+    )
 
 
 def _name(origin: Origin, owner: str) -> str:
-    return f"{origin.device}.{origin.netns}.{owner}.jsonl"
-
-
-def _make_folder(folder: Path) -> None:
-    """Made with the owner of the folder above: root's `apply` must not lock the daemon's user out."""
-    if folder.is_dir():
-        return
-    folder.mkdir(parents=True, mode=0o750)
-    above = folder.parent.stat()
-    if os.geteuid() == 0 and above.st_uid != 0:
-        os.chown(folder, above.st_uid, above.st_gid)
+    return f"{origin.device}.{origin.netns}.{origin.ifindex}.{owner}.jsonl"
 
 
 def _sync_folder(folder: Path) -> None:
@@ -222,61 +312,20 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-class DeviceLock:
-    """One owner of a device at a time: an abstract socket, which belongs to the network namespace like the device
-    does, and which the kernel releases with the process."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self._socket: socket.socket | None = None
-
-    @property
-    def held(self) -> bool:
-        return self._socket is not None
-
-    def take(self) -> None:
-        """Raises ConfigError that names the process which has it."""
-        if self._socket is not None:
-            return
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            claim.bind(self._address)
-            claim.listen(128)
-            claim.setblocking(False)
-        except OSError:
-            claim.close()
-            pid = self.holder()
-            raise ConfigError(
-                f"{self.device} is in use by another flexstream (process {pid if pid else 'unknown'})",
-                code="nic_busy",
-                hint="one daemon per device: stop that one, or give this one another device or --nic user",
-            ) from None
-        self._socket = claim
-
-    def release(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def answer(self) -> None:
-        """Let go of those who asked who holds it, so that there is always room for the next one."""
-        while self._socket is not None:
-            try:
-                self._socket.accept()[0].close()
-            except OSError:
-                return
-
-    def holder(self) -> int | None:
-        """The process that has the device, or None."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-            caller.settimeout(2.0)
-            try:
-                caller.connect(self._address)
-                credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            except OSError:
-                return None
-            return int(struct.unpack("3i", credentials)[0])
-
-    @property
-    def _address(self) -> str:
-        return f"\0flexstream/nic/{self.device}"
+__all__ = [
+    "OWNERS",
+    "VERSION",
+    "DeviceLock",
+    "Journal",
+    "JournalError",
+    "Origin",
+    "boot_id",
+    "device_index",
+    "device_name",
+    "devices_with_journals",
+    "folders",
+    "foreign_journals",
+    "left_behind",
+    "namespace_cookie",
+    "present_name",
+]

@@ -12,13 +12,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from flexstream.errors import ConfigError, FlexStreamError
 from flexstream.nic.contract import FOUR_TUPLE, Change, entries_for
 from flexstream.nic.devices import DeviceFiles
 from flexstream.nic.facts import Facts
 from flexstream.nic.interrupts import format_cpus
-from flexstream.nic.journal import Journal, Origin
+from flexstream.nic.journal import Journal, foreign_journals, left_behind
 from flexstream.nic.settings import Settings, format_table, parse_table
 
 log = logging.getLogger("flexstream.nic")
@@ -175,7 +176,7 @@ class Applied:
 
     def undo(self) -> None:
         """Newest first. What could not be undone stays in the journal, and is raised."""
-        left, problems = undo(self._journal.changes, self._settings)
+        left, problems, _ = undo(self._journal.changes, self._settings)
         self._latest = {change.where: change for change in left}
         self._journal.keep(left)
         if problems:
@@ -186,16 +187,28 @@ class Applied:
             )
 
 
-def undo(changes: Sequence[Change], settings: Settings) -> tuple[list[Change], list[str]]:
-    """Put the old values back, newest first. Returns what is left to undo, and why."""
+class Outcome(NamedTuple):
+    """What is left to undo and why; and what needs no undoing any more, in words."""
+
+    left: list[Change]
+    problems: list[str]
+    dropped: list[str]
+
+
+def undo(changes: Sequence[Change], settings: Settings, device: str | None = None) -> Outcome:
+    """Put the old values back, newest first. What is not, or not any more, this device's is not touched."""
     left: list[Change] = []
     problems: list[str] = []
+    dropped: list[str] = []
     for change in reversed(changes):
+        if device is not None and not settings.is_of(device, change.where):
+            dropped.append(f"{change.where} is not {device}'s: left alone")
+            continue
         try:
             _put_back(change, settings)
         except FlexStreamError as error:
             if getattr(error, "error", None) in GONE:
-                log.info("%s needs no undoing: it is gone", change.where)
+                dropped.append(f"{change.where} is gone: nothing to put back")
                 continue
             left.insert(0, change)
             problems.append(error.message)
@@ -206,7 +219,7 @@ def undo(changes: Sequence[Change], settings: Settings) -> tuple[list[Change], l
                 _put_back(change, settings)
             except FlexStreamError as error:
                 log.warning("the table of %s could not be put back after its channels: %s", change.where, error)
-    return left, problems
+    return Outcome(left, problems, dropped)
 
 
 def _put_back(change: Change, settings: Settings) -> None:
@@ -226,23 +239,50 @@ def _put_back(change: Change, settings: Settings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """What `undo_journal` did with one journal."""
+    """What `undo_journal` did with one journal. `dropped`: what needs no undoing any more, in words."""
 
     owner: str
     undone: tuple[Change, ...]
     left: tuple[Change, ...]
     problems: tuple[str, ...]
     stale: str | None = None
+    dropped: tuple[str, ...] = ()
 
 
 def undo_journal(journal: Journal, settings: Settings) -> Undone:
-    """Undo what a journal says, or remove it where it speaks of another boot or device."""
-    stale = journal.origin.stale_reason(Origin.here(journal.origin.device))
+    """Undo what a journal says on the device as it is called now, or remove a journal of another boot, namespace or
+    device."""
+    now = journal.origin.now()
+    stale = journal.origin.stale_reason(now)
     if stale is not None:
         journal.keep(())
         return Undone(journal.owner, (), (), (), stale)
+    journal.rename(now.device)
     before = tuple(journal.changes)
-    left, problems = undo(before, settings)
+    left, problems, dropped = undo(before, settings, now.device)
     journal.keep(left)
     done = tuple(change for change in before if change not in left)
-    return Undone(journal.owner, done, tuple(left), tuple(problems))
+    return Undone(journal.owner, done, tuple(left), tuple(problems), dropped=tuple(dropped))
+
+
+def recover(device: str, settings: Settings, folder: Path | None = None) -> None:
+    """A daemon that was killed left the device changed: put it back before its values are taken for the old.
+
+    Raises ConfigError when something stays changed.
+    """
+    for path, why in foreign_journals(folder):
+        log.warning("%s is not believed, and nothing of it is put back: %s", path, why)
+    for journal in left_behind(device, folder, owner="daemon"):
+        undone = undo_journal(journal, settings)
+        if undone.stale is not None:
+            log.info("%s: an old journal was dropped: %s", device, undone.stale)
+        elif undone.left:
+            raise ConfigError(
+                f"{device}: what process {journal.pid} left behind cannot be put back: {'; '.join(undone.problems)}",
+                code="nic_undo",
+                hint="`flexstream nic undo` shows more",
+            )
+        else:
+            for line in undone.dropped:
+                log.warning("%s: %s", device, line)
+            log.warning("%s: put back %d settings that process %d left", device, len(undone.undone), journal.pid)

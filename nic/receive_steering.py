@@ -7,7 +7,6 @@ packets to where their reader runs, over the head of the table.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 from collections.abc import Sequence
@@ -16,11 +15,9 @@ from pathlib import Path
 from flexstream.errors import ConfigError
 from flexstream.nic.contract import Change
 from flexstream.nic.interrupts import format_cpus
-from flexstream.nic.journal import Journal, left_behind
-from flexstream.nic.plan import Applied, undo_journal
+from flexstream.nic.journal import Journal
+from flexstream.nic.plan import Applied, recover, undo_journal
 from flexstream.nic.settings import Settings
-
-log = logging.getLogger("flexstream.nic")
 
 _NET = Path("/sys/class/net")
 _LOOKS = 3  # devices come and go while they are listed
@@ -57,9 +54,7 @@ class ReceiveSteering:
 
     def recover(self) -> None:
         """Put back what a process that died has left. Raises ConfigError."""
-        for journal in left_behind(self.device, self._journal_folder, owner="daemon"):
-            for change in self._undo(journal):
-                log.warning("put back after a crash: %s", change.reversed())
+        recover(self.device, self._settings, self._journal_folder)
 
     def apply(self, cpus: Sequence[int]) -> None:
         """Let RPS use exactly these cores. Raises ConfigError; what was changed until then is in `changes()`."""

@@ -2,7 +2,9 @@
 
 A name is what a `Change` carries in `where`: "eth0 table", "eth0 channels combined", "eth0 hash tcp4",
 "eth0 flag rxhash", "eth0 rx-0 rps_cpus", "eth0 ring rx", "eth0 coalesce rx_usecs", "irq 38 cpus". A value is text, so
-that a journal can keep it. Reading changes nothing; writing raises ConfigError with the kernel's answer.
+that a journal can keep it. Reading changes nothing; writing raises ConfigError with the kernel's answer. What a name or
+a value may be is checked before anything is opened: a name has no path in it, and a value is one that the setting can
+have.
 """
 
 from __future__ import annotations
@@ -13,20 +15,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flexstream.errors import ConfigError
-from flexstream.nic.contract import FOUR_TUPLE
-from flexstream.nic.interrupts import format_cpus, format_mask, parse_cpus, parse_mask, set_affinity
+from flexstream.nic.contract import FOUR_TUPLE, Change
+from flexstream.nic.interrupts import format_cpus, format_mask, is_interrupt_of, parse_cpus, parse_mask, set_affinity
 from flexstream.nic.link_settings import read_link_setting, write_link_setting
 from flexstream.nic.rss_ioctl import EthtoolIoctl, refused
 from flexstream.nic.rss_transport import RssTransport
 
 # Letters of `ethtool -N DEVICE rx-flow-hash tcp4 sdfn`.
 FIELD_LETTERS = dict(zip(FOUR_TUPLE, "sdfn", strict=True))
+_DEVICE = r"(?!\.\.? )[^\s/:]{1,15}"  # dev_valid_name() of the kernel
 _NAME = re.compile(
-    r"irq (?P<irq>\d+) cpus"
-    r"|(?P<device>\S+) (?:(?P<rss>table|key)|channels (?P<channels>combined|rx|tx)|hash (?P<flow>tcp4|tcp6)"
-    r"|flag (?P<flag>rxhash|ntuple)|(?P<queue>[rt]x-\d+) (?P<file>rps_cpus|rps_flow_cnt|xps_cpus)"
-    r"|(?P<link>ring (?:rx|tx)|coalesce (?:rx_usecs|rx_frames|tx_usecs|tx_frames|adaptive_rx)|feature \S+))"
+    r"irq (?P<irq>\d{1,9}) cpus"
+    rf"|(?P<device>{_DEVICE}) (?:(?P<rss>table|key)|channels (?P<channels>combined|rx|tx)|hash (?P<flow>tcp4|tcp6)"
+    r"|flag (?P<flag>rxhash|ntuple)|(?P<queue>[rt]x-\d{1,5}) (?P<file>rps_cpus|rps_flow_cnt|xps_cpus)"
+    r"|(?P<link>ring (?:rx|tx)|coalesce (?:rx_usecs|rx_frames|tx_usecs|tx_frames|adaptive_rx)|feature [a-z0-9-]+))"
 )
+MOST_CORES = 8192  # NR_CPUS of the largest kernels
+MOST_ENTRIES = MOST_QUEUES = 1 << 16
+LONGEST_KEY = 256
+_KEY = re.compile(r"[0-9a-fA-F]{2}(?::?[0-9a-fA-F]{2})*")
+_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
 class Settings:
@@ -64,6 +72,7 @@ class Settings:
 
     def write(self, where: str, value: str) -> None:
         """Make it so. Raises ConfigError; then the value is as it was."""
+        check_value(where, value)
         part = _parse(where)
         if part["irq"]:
             set_affinity(int(part["irq"]), parse_cpus(value), self._root)
@@ -79,6 +88,17 @@ class Settings:
                     _write_device(self.device(part["device"]), part, value)
             except OSError as error:
                 raise refused(f"set {where.partition(' ')[2]} to {shorten(value)}", part["device"], error) from None
+
+    def is_of(self, device: str, where: str) -> bool:
+        """Whether the kernel has this as a setting of the device, or of one of its interrupts."""
+        irq = interrupt_of(where)
+        if irq is None:
+            return _parse(where)["device"] == device
+        try:
+            bus = self.device(device).ioctl.driver().bus
+        except OSError:
+            bus = ""
+        return is_interrupt_of(irq, device, bus, self._root)
 
     def shell(self, where: str, value: str) -> str:
         """The command that a person would type."""
@@ -110,7 +130,7 @@ class Settings:
 
 
 def _parse(where: str) -> dict[str, str]:
-    match = _NAME.fullmatch(where)
+    match = _NAME.fullmatch(where) if isinstance(where, str) else None
     if match is None:
         raise ConfigError(
             f"{where!r} is no setting that flexstream knows",
@@ -118,6 +138,76 @@ def _parse(where: str) -> dict[str, str]:
             hint='settings are named like "eth0 table", "eth0 channels combined" or "irq 38 cpus"',
         )
     return match.groupdict()
+
+
+def check_value(where: str, value: str) -> None:
+    """Raises ConfigError where this is no setting, or its value can never be such a one."""
+    part = _parse(where)
+    expected = _expected(part, value)
+    if expected is not None:
+        raise ConfigError(f"{where} = {shorten(value)!r}", code="nic_setting", hint=f"it is {expected}")
+
+
+def _expected(part: dict[str, str], value: str) -> str | None:
+    """What the value should have been, or None when it is that."""
+    if part["irq"] or part["file"] in ("rps_cpus", "xps_cpus"):
+        fine = _is_core_list(value) and not (part["irq"] and not value)
+        return None if fine else "cores, such as 0-2,5" + ("" if part["irq"] else ", or nothing")
+    if part["rss"] == "table":
+        entries = value.split(",")
+        fine = len(entries) <= MOST_ENTRIES and all(_is_number(entry, MOST_QUEUES - 1) for entry in entries)
+        return None if fine else "queue numbers with commas: 0,1,0,1"
+    if part["rss"] == "key":
+        fine = bool(_KEY.fullmatch(value)) and len(value) <= 3 * LONGEST_KEY
+        return None if fine else "bytes in hexadecimal with colons: 6d:5a:56"
+    if part["flow"]:
+        names = [name for name in value.split(",") if name]
+        return None if set(names) <= set(FIELD_LETTERS) else f"some of {','.join(FIELD_LETTERS)}"
+    if part["flag"] or (part["link"] or "").startswith("feature "):
+        return None if value in ("on", "off") else "on or off"
+    most = MOST_QUEUES if part["channels"] else (1 << 32) - 1
+    return None if _is_number(value, most) else f"a number from 0 to {most}"
+
+
+def _is_number(text: str, most: int) -> bool:
+    return re.fullmatch(r"[0-9]{1,10}", text) is not None and int(text) <= most
+
+
+def _is_core_list(text: str) -> bool:
+    for part in text.split(",") if text else ():
+        found = _RANGE.fullmatch(part)
+        if found is None or not int(found[1]) <= int(found[2] or found[1]) < MOST_CORES:
+            return False
+    return True
+
+
+def check_change(change: Change, device: str) -> None:
+    """A line of a device's journal: a setting of this device, or of an interrupt. Raises ConfigError."""
+    for value in (change.old, change.new):
+        check_value(change.where, value)
+    named = _parse(change.where)["device"]
+    if named is not None and named != device:
+        raise ConfigError(f"{change.where!r} is no setting of {device}", code="nic_setting", hint=None)
+
+
+def check_device(name: str) -> None:
+    """Raises ConfigError for what can be no device's name."""
+    if re.fullmatch(_DEVICE + " ", name + " ") is None:
+        raise ConfigError(f"{name!r} is no device name", code="nic_device", hint="`ip link` shows the devices")
+
+
+def interrupt_of(where: str) -> int | None:
+    """The interrupt that a setting is of; None for a device's."""
+    number = _parse(where)["irq"]
+    return None if number is None else int(number)
+
+
+def renamed(change: Change, old: str, new: str) -> Change:
+    """The same change of a device that is called otherwise now."""
+    device, _, rest = change.where.partition(" ")
+    if interrupt_of(change.where) is not None or device != old:
+        return change
+    return Change(f"{new} {rest}", change.old, change.new)
 
 
 def _read_device(device: RssTransport, part: dict[str, str]) -> str:

@@ -198,10 +198,11 @@ def undo(device: Device = None, as_json: AsJson = False) -> None:
     Example: flexstream nic undo
     """
     from flexstream.nic.apply import undo_device
-    from flexstream.nic.journal import devices_with_journals
+    from flexstream.nic.journal import devices_with_journals, foreign_journals
 
     names = devices_with_journals() if device is None else [device]
     results = {name: undo_device(name) for name in names}
+    foreign = [f"{path} is not believed, and nothing of it was undone: {why}" for path, why in foreign_journals()]
     left = [change for found in results.values() for undone in found for change in undone.left]
     if as_json:
         emit(
@@ -213,12 +214,14 @@ def undo(device: Device = None, as_json: AsJson = False) -> None:
                             "undone": [_plain(change) for change in undone.undone],
                             "left": [_plain(change) for change in undone.left],
                             "problems": list(undone.problems),
+                            "dropped": list(undone.dropped),
                             "stale": undone.stale,
                         }
                         for undone in found
                     ]
                     for name, found in results.items()
-                }
+                },
+                "foreign": foreign,
             }
         )
     else:
@@ -228,11 +231,17 @@ def undo(device: Device = None, as_json: AsJson = False) -> None:
                     say(_shown(change.reversed()))
                 if undone.stale is not None:
                     say(f"{name}: the journal is stale and was removed: {undone.stale}")
+                for line in undone.dropped:
+                    say(f"{name}: {line}")
                 for problem in undone.problems:
                     note(problem)
-        if not any(results.values()):
+        for line in foreign:
+            note(line)
+        if foreign:
+            note("the service puts its own changes back when it starts and stops; only root's are read by root")
+        elif not any(results.values()):
             say("nothing to undo")
-    raise typer.Exit(1 if left else 0)
+    raise typer.Exit(1 if left or foreign else 0)
 
 
 @app.command("watch")
@@ -286,8 +295,9 @@ def set_one(
     """
     from flexstream.nic.apply import apply_plan
     from flexstream.nic.contract import Change
-    from flexstream.nic.settings import Settings
+    from flexstream.nic.settings import Settings, check_value
 
+    check_value(where, value)
     settings = Settings()
     try:
         old = settings.read(where)
@@ -309,7 +319,12 @@ def _device_of_interrupt(irq: int) -> str:
     from flexstream.nic.devices import device_names
     from flexstream.nic.interrupts import own_interrupts
 
-    return next((name for name in device_names() if irq in own_interrupts(name)), None) or _device(None)
+    found = next((name for name in device_names() if irq in own_interrupts(name)), None)
+    if found is None:
+        raise ConfigError(
+            f"interrupt {irq} is no network device's", code="nic_setting", hint="`flexstream nic show` shows them"
+        )
+    return found
 
 
 def _plan(device: str, cpus: list[int | None], groups: int, channels: str) -> tuple[Any, list[Any]]:

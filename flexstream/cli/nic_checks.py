@@ -9,7 +9,7 @@ from flexstream.cli.machine import Check
 from flexstream.errors import FlexStreamError
 from flexstream.nic.devices import irqbalance_finding
 from flexstream.nic.facts import Facts, read_facts
-from flexstream.nic.journal import DeviceLock, devices_with_journals, left_behind
+from flexstream.nic.journal import DeviceLock, devices_with_journals, foreign_journals, left_behind
 from flexstream.nic.link_settings import discover
 
 DEFAULT_GROUPS = 128
@@ -50,8 +50,12 @@ def journals() -> list[Check]:
     checks: list[Check] = []
     try:
         names = devices_with_journals()
+        foreign = foreign_journals()
     except FlexStreamError as error:
         return [Check("nic journal", "info", error.message, error.hint or "")]
+    for path, why in foreign:
+        advice = "only your own and root's are read: the service puts its own back when it starts and stops"
+        checks.append(Check("nic journal", "info", f"{path} is not believed: {why}", advice))
     for name in names:
         holder = DeviceLock(name).holder()
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flexstream.errors import ConfigError
+from flexstream.nic import journal
 from flexstream.nic.contract import Change
 from flexstream.nic.drift import differences, put_back
 from flexstream.nic.facts import Facts, read_facts
@@ -136,22 +137,25 @@ def test_a_table_that_is_none_is_refused() -> None:
         parse_table("0,x")
 
 
-def test_what_was_applied_is_undone_newest_first_from_the_journal_alone(root: Path, tmp_path: Path) -> None:
+def test_what_was_applied_is_undone_newest_first_from_the_journal_alone(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "device_index", lambda name: 7 if name == "eth0" else 0)
     device = PlayedDevice(queues=2, table=[1, 0] * 64, flags=0)
     before = read(device, root)
     settings = settings_of(device, root)
-    applied = Applied(settings, Journal.create("lo", "apply", tmp_path))
+    applied = Applied(settings, Journal.create("eth0", "apply", tmp_path))
     for change in plan(before, Wish((3, 2, 1, 0), channels=4), root=root):
         applied.change(change)
     assert (device.queues, device.flags) == (4, 1 << 28)
-    left = Journal.read(next(tmp_path.glob("lo.*.jsonl")))
+    left = Journal.read(next(tmp_path.glob("eth0.*.jsonl")))
     undone = undo_journal(left, settings)
     assert undone.left == ()
     assert undone.problems == ()
     after = read(device, root)
     assert differences(before, after) == []
     assert (after.table, after.channels) == (before.table, before.channels)
-    assert list(tmp_path.glob("lo.*.jsonl")) == []
+    assert list(tmp_path.glob("eth0.*.jsonl")) == []
 
 
 class NotedSettings(Settings):
@@ -193,7 +197,7 @@ def test_what_cannot_be_undone_stays_and_is_told(root: Path) -> None:
     old = ",".join(["0", "0"] * 64)
     changes = [Change("irq 25 cpus", "2", "1"), Change("eth0 table", old, ",".join(["3"] * 128))]
     device.refuse = {0x47: 16, 0x39: 16}
-    left, problems = undo(changes, settings)
+    left, problems, _ = undo(changes, settings)
     assert left == [changes[1]]
     assert "EBUSY" in problems[0]
     assert (root / "proc/irq/25/smp_affinity_list").read_text() == "2"
@@ -201,8 +205,9 @@ def test_what_cannot_be_undone_stays_and_is_told(root: Path) -> None:
 
 def test_what_is_gone_needs_no_undoing(root: Path) -> None:
     settings = settings_of(PlayedDevice(name="other"), root)
-    left, problems = undo([Change("irq 99 cpus", "0", "1"), Change("eth0 key", "00", "01")], settings)
+    left, problems, dropped = undo([Change("irq 99 cpus", "0", "1"), Change("eth0 key", "00", "01")], settings)
     assert (left, problems) == ([], [])
+    assert dropped == ["eth0 key is gone: nothing to put back", "irq 99 cpus is gone: nothing to put back"]
 
 
 def test_putting_back_ends_with_the_table_whatever_was_changed(root: Path) -> None:

@@ -154,7 +154,7 @@ class Balancer:
     Emptying an inactive worker waits for none of this. Assumes: one thread.
     """
 
-    def __init__(self, groups: int, config: BalancerConfig = BalancerConfig(), *, seed: int = 0) -> None:  # noqa: B008
+    def __init__(self, groups: int, config: BalancerConfig = BalancerConfig(), *, seed: int = 0) -> None:
         self.config = config
         self.enabled = True
         self.history: deque[Decision] = deque(maxlen=config.history)

@@ -129,7 +129,7 @@ def plan(
     placement: Sequence[int],
     limits: Limits,
     *,
-    weights: Weights = Weights(),  # noqa: B008 - frozen
+    weights: Weights = Weights(),
     seed: int = 0,
 ) -> Plan:
     """The moves that make the objective smaller, or none and the reason why.

@@ -82,7 +82,7 @@ class Action:
 class SplitRule:
     """The decision over time. The caller owns the clock, and says with `did` what it has carried out."""
 
-    def __init__(self, config: SplitConfig = SplitConfig()) -> None:  # noqa: B008 - frozen
+    def __init__(self, config: SplitConfig = SplitConfig()) -> None:
         self.config = config
         self._since: dict[tuple[str, int], float] = {}  # since when a group asks for it
         self._rested: dict[int, float] = {}

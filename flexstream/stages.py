@@ -30,6 +30,7 @@ MEMORY_BYTES = 256 << 20  # of stages without a directory; what is more is spill
 DEFAULT_LIMIT_BYTES = 16 << 30
 ROOM_WAIT_S = 30.0  # how long a producer waits for room before it is refused
 FENCES = 10_000
+ASIDE = "aside"  # the folder of stages whose batch was set aside
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -246,6 +247,16 @@ class Stages:
                 if stage is not None:
                     self._dropped[stage.stream] += stage.waiting
                     stage.file.discard()
+            self._room.notify_all()
+
+    def set_aside(self, stage_ids: Iterable[str]) -> None:
+        """No part of anything any more; the files are kept, in a folder of their own. Raises StageError."""
+        with self._room:
+            for stage_id in stage_ids:
+                stage = self._stages.pop(stage_id, None)
+                if stage is not None and stage.file.path is not None:
+                    self._dropped[stage.stream] += stage.waiting
+                    stage.file.move(stage.file.path.parent / ASIDE)
             self._room.notify_all()
 
     def expire(self) -> None:

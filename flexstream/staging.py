@@ -40,6 +40,7 @@ log = logging.getLogger("flexstream.staging")
 TICK_S = 0.25
 COMMIT_WAIT_S = 5.0  # a commit waits so long for its rows to be applied; it counts whether they are or not
 DEFAULT_TIMEOUT_S = 24 * 3600.0
+MOST_DEATHS = 3  # so many processes that died while they applied a batch, and it is set aside
 
 
 class Staging:
@@ -67,16 +68,27 @@ class Staging:
         self._todo: queue.Queue[tuple[Record, threading.Event] | None] = queue.Queue()  # None: the end
         self._applied: set[int] = set()  # numbers of kept batches that were applied by this process
         self._settled: set[int] = set()  # and whose windows have all fired
-        self._replayed = not self.journal.kept and not self.journal.sinks
         self._closed = False
+        self._replayed = False
         self._stopping = threading.Event()
+        self._set_aside()
         self.stages.forget(self.journal.dropped_stages)
         self.journal.dropped_stages.clear()
         for record in self.journal.kept.values():
             self.stages.commit(filter(None, (self.stages.get(stage["stage"]) for stage in record["stages"])))
+        self._replayed = not self.journal.kept and not self.journal.sinks
         self.journal.rewrite(always=True)
         self._thread = threading.Thread(target=self._run, name="fs-stages", daemon=True)
         self._thread.start()
+
+    def _set_aside(self) -> None:
+        """Batches that the processes before this one died of, again and again."""
+        for number in [number for number, died in self.journal.attempts.items() if died >= MOST_DEATHS]:
+            self.journal.set_aside(number)
+            batch = self.journal.aside[-1]
+            log.error("batch_set_aside", extra={"fields": batch})
+        for batch in self.journal.aside:
+            self.stages.set_aside(batch["stages"])
 
     # Commits ------------------------------------------------------------------------------------------------
 
@@ -270,6 +282,7 @@ class Staging:
                 return
             record, done = taken
             try:
+                self.journal.applying(record["number"])
                 self._apply(record)
                 self._feeder.flush()
                 self._note_handed()
@@ -277,6 +290,7 @@ class Staging:
                 self.failed[f"{record['sink']} {record['query']} {record['batch']}"] = str(error)
                 log.exception("batch_not_applied", extra={"fields": {"batch": record["batch"], "sink": record["sink"]}})
             finally:
+                self.journal.applying(None)
                 self._todo.task_done()
                 done.set()
             self._tidy()
@@ -358,7 +372,11 @@ class Staging:
             for number in numbers:
                 record = self.journal.kept[number]
                 try:
+                    self.journal.applying(number)
                     self._replay_one(record, bring_back, based, guarded)
+                    self._feeder.flush()  # what it does it does now, not while the next is applied
+                    self._note_handed()
+                    self._barrier()
                 except FlexStreamError as error:
                     self.failed[f"{record['sink']} {record['query']} {record['batch']}"] = str(error)
                     log.error("batch_not_replayed", extra={"fields": {"batch": record["batch"], "error": str(error)}})
@@ -366,9 +384,8 @@ class Staging:
             for stream in self.journal.sinks:
                 if stream in known:
                     self._restore_sinks(stream, self.journal.sinks[stream])
-            self._feeder.flush()
-            self._note_handed()
             self._barrier()
+            self.journal.applying(None)
             for running in guarded.values():
                 running.late.known = None
             self._replayed = True
@@ -439,6 +456,7 @@ class Staging:
             "held_back": self.stages.held_back,
             "connections": self.port.connections,
             "failed": dict(self.failed),
+            "set_aside": [dict(batch) for batch in self.journal.aside],
         }
 
     def _check_open(self) -> None:
@@ -458,6 +476,7 @@ class Staging:
         self._stopping.set()
         self._todo.put(None)
         self._thread.join(max(1.0, deadline - time.monotonic()))
+        self.journal.applying(None)  # whatever is not finished has not killed anybody
         self.journal.close()
         self.stages.close()
 

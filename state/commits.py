@@ -7,6 +7,9 @@ it was. When it has grown it is written anew, beside, and renamed.
     commit  a batch: its key (sink, query, batch), its stages, and what the engine looked like before it
     done    batches whose windows are all in the result log: their stages may go
     gone    a query was cancelled: the batches before do not count for one of that name that comes later
+    applying  the batch that is being applied from here on, or null; it is not waited for on the disk. The last one of a
+            process that died names the batch that it died of, perhaps
+    aside   a batch that is not applied any more, because each time the process died of it
     state   the beginning of a journal that was written anew
 """
 
@@ -42,6 +45,9 @@ class CommitJournal:
         self.kept: dict[int, Record] = {}  # batches whose windows are not all in the log, by number, in order
         self.sinks: dict[str, dict[str, int | None]] = {}  # stream -> live sink -> largest event time applied
         self.dropped_stages: list[str] = []  # of batches that were done when the journal was read
+        self.aside: list[Record] = []  # batches that were set aside: who, which, how many rows, their stages
+        self.attempts: dict[int, int] = {}  # number of a kept batch -> processes that died while they applied it
+        self._applying: int | None = None
         self.next_number = 1
         self._state_from = 0  # `applied` and `sinks` know already of batches with a lower number
         self._lock = threading.RLock()
@@ -77,6 +83,9 @@ class CommitJournal:
         if torn:
             os.ftruncate(self._fd, at)
             os.fsync(self._fd)
+        if self._applying in self.kept:
+            self.attempts[self._applying] = self.attempts.get(self._applying, 0) + 1
+        self._applying = None
         sync_directory(path.parent)
 
     # What it says -------------------------------------------------------------------------------------------
@@ -100,15 +109,24 @@ class CommitJournal:
             self._take_commit(record)
         elif kind == "done":
             for number in record["numbers"]:
+                self.attempts.pop(number, None)
                 done = self.kept.pop(number, None)
                 if done is not None:
                     self.dropped_stages += [stage["stage"] for stage in done["stages"]]
         elif kind == "gone":
             for kept in self.kept.values():
                 kept["queries"] = [name for name in kept["queries"] if name != record["query"]]
+        elif kind == "applying":
+            if self._applying is not None:
+                self.attempts.pop(self._applying, None)
+            self._applying = record["number"]
+        elif kind == "aside":
+            self._take_aside(record)
         elif kind == "state":
             self.next_number = self._state_from = record["next"]
             self.sinks = record["sinks"]
+            self.aside = record.get("aside", [])
+            self.attempts = {int(number): count for number, count in record.get("attempts", {}).items()}
             self.applied.from_list(record["applied"])
 
     def _take_commit(self, record: Record) -> None:
@@ -126,6 +144,34 @@ class CommitJournal:
             live.pop(record["sink"], None)
         else:
             live[record["sink"]] = record["until"]
+
+    def _take_aside(self, record: Record) -> None:
+        bad = self.kept.pop(record["number"], None)
+        if bad is None:
+            return
+        about = {name: bad[name] for name in ("number", "sink", "query", "batch", "stream", "rows")}
+        stages = [stage["stage"] for stage in bad["stages"]]
+        self.aside.append({**about, "stages": stages, "died": self.attempts.pop(bad["number"], 0), "at": record["at"]})
+        self._without_its_time(bad)
+
+    def _without_its_time(self, bad: Record) -> None:
+        """What its sink has reached is what it has reached without the batch."""
+        if bad["end"]:  # later batches of the sink begin anew
+            return
+        sink, until = bad["sink"], bad["until"]
+        reached = {sink: bad["before"][sink]} if sink in bad["before"] else {}
+        for later in self.kept.values():
+            if later["number"] < bad["number"] or later["stream"] != bad["stream"]:
+                continue
+            if later["before"].get(sink) == until:
+                later["before"] = _without(later["before"], sink) | reached
+            if later["sink"] == sink and later["until"] == until:
+                times = [t for t in (reached.get(sink), later["max_time"]) if t is not None]
+                later["until"] = max(times, default=None)
+                reached = {sink: later["until"]}
+        live = self.sinks.get(bad["stream"], {})
+        if sink in live and live[sink] == until:
+            self.sinks[bad["stream"]] = _without(live, sink) | reached
 
     # Writing ------------------------------------------------------------------------------------------------
 
@@ -146,6 +192,22 @@ class CommitJournal:
             self._take(record)
             self.dropped_stages.clear()  # the caller removes them; only a reopened journal may find them left over
 
+    def applying(self, number: int | None) -> None:
+        """Batch `number` is being applied from now on; the one before is applied. For whoever finds out later what a
+        process died of: not worth a wait for the disk, nor an error.
+        """
+        with self._lock, contextlib.suppress(StageError):
+            record = {"op": "applying", "number": number}
+            self._append(record, sync=False)
+            self._take(record)
+
+    def set_aside(self, number: int) -> None:
+        """Do not apply it any more."""
+        with self._lock:
+            record = {"op": "aside", "number": number, "at": time.time()}
+            self._append(record)
+            self._take(record)
+
     def query_gone(self, name: str) -> None:
         with self._lock:
             if any(name in record["queries"] for record in self.kept.values()):
@@ -153,7 +215,7 @@ class CommitJournal:
                 self._append(record)
                 self._take(record)
 
-    def _append(self, record: Record) -> None:
+    def _append(self, record: Record, *, sync: bool = True) -> None:
         if self.path is None:
             return
         if self._fd < 0:
@@ -162,7 +224,8 @@ class CommitJournal:
         try:
             if os.pwrite(self._fd, line, self._size) != len(line):
                 raise OSError(28, os.strerror(28))
-            os.fsync(self._fd)
+            if sync:
+                os.fsync(self._fd)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
@@ -186,9 +249,12 @@ class CommitJournal:
             "op": "state",
             "next": self.next_number,
             "sinks": self.sinks,
+            "aside": self.aside,
+            "attempts": self.attempts,
             "applied": self.applied.to_list(),
         }
-        data = b"".join(map(_line, [state, *self.kept.values()]))
+        now = [] if self._applying is None else [{"op": "applying", "number": self._applying}]
+        data = b"".join(map(_line, [state, *self.kept.values(), *now]))
         beside = self.path.with_name(NAME + ".new")
         try:
             fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
@@ -213,6 +279,10 @@ class CommitJournal:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
+
+
+def _without(sinks: dict[str, int | None], sink: str) -> dict[str, int | None]:
+    return {name: reached for name, reached in sinks.items() if name != sink}
 
 
 def _line(record: Record) -> bytes:

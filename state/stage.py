@@ -218,6 +218,15 @@ class StageFile:
             os.close(self._fd)
             self._fd = -1
 
+    def move(self, folder: Path) -> None:
+        """Into another folder, which is made. StageError leaves it where it was."""
+        assert self.path is not None
+        try:
+            folder.mkdir(exist_ok=True, mode=0o750)
+            self.path = self.path.rename(folder / self.path.name)
+        except OSError as error:
+            raise io_error("move", self.path, error) from error
+
     def discard(self) -> None:
         """Forget the rows and remove the file."""
         self.close()

@@ -40,6 +40,9 @@ def list_stages(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: A
         say("no stages")
     for batch, why in reply["failed"].items():
         say(f"batch {batch} was not applied: {why}")
+    for batch in reply.get("set_aside", []):
+        who = f"batch {batch['batch']} of sink {batch['sink']}, query {batch['query']}"
+        say(f"{who} was set aside: {batch['rows']} rows, the daemon died of it {batch['died']} times")
 
 
 @app.command("drop")

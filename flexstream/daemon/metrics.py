@@ -247,6 +247,8 @@ def _stages(page: Page, status: Mapping[str, Any]) -> None:
         ("failed", "stage_failed", "1 when a committed batch could not be applied"),
     ):
         page.add(f"flexstream_{name}", "gauge", help_text, stages.get(key))
+    aside = stages.get("set_aside") or []
+    page.add("flexstream_batches_set_aside", "gauge", "Committed batches that are not applied", len(aside))
     page.add("flexstream_stages_expired_total", "counter", "Stages that no commit named in time", stages.get("expired"))
 
 

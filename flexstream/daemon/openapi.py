@@ -417,6 +417,11 @@ def _schemas() -> Json:
                 "kept_batches": {**whole, "description": "applied, and their windows not all in the result log"},
                 "remembered_queries": {**whole, "description": "(sink, query) pairs whose batches may be repeated"},
                 "failed": {"type": "object", "description": "batches that could not be applied, and why"},
+                "set_aside": {
+                    "type": "array",
+                    "description": "batches that the daemon died of each time; their files are kept",
+                    "items": {"type": "object"},
+                },
             },
         },
         "DropReply": _object(

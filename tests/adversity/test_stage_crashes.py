@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 import flexstream as fs
 from flexstream.errors import FlexStreamError
+from flexstream.state.stage import StageFile
 from tests.adversity.staged_daemon import (
+    POISON_ROWS,
     STREAM,
     check,
     commit,
@@ -167,5 +170,40 @@ def test_a_full_disk_refuses_the_stage_or_the_commit_and_loses_nothing(tmp_path:
         daemon.start()
         for number in (1, 2, 3):
             drive(daemon, number, batches[number])
+        end(daemon)
+        check(daemon, batches)
+
+
+def test_a_batch_that_kills_the_daemon_whenever_it_is_applied_is_set_aside_by_name(tmp_path: Path) -> None:
+    batches = make_batches(4)
+    poison = make_batches(1, POISON_ROWS, seed=7)[0]
+    poison["t"] += 100_000  # were its time to count, all that comes after would be late
+    with staged_daemon(tmp_path / "data") as daemon:
+        daemon.terminate()
+        daemon.start("poison")
+        for number in (0, 1):
+            drive(daemon, number, batches[number])
+        receipts = stage(daemon, poison, tasks=1)
+        with pytest.raises((FlexStreamError, OSError)):
+            commit(daemon, 2, receipts)
+        daemon.wait_dead()
+        daemon.start("poison")  # until it starts
+        assert daemon.deaths == 3
+        for _ in range(2):
+            (aside,) = daemon.client.get("/v1/status")["stages"]["set_aside"]
+            assert (aside["sink"], aside["query"], aside["batch"]) == ("sink", "query", 2)
+            assert (aside["rows"], aside["died"]) == (POISON_ROWS, 3)
+            assert aside["stages"] == [receipts[0]["stage"]]
+            found = StageFile.open(tmp_path / "data" / "stage" / "aside" / f"{receipts[0]['stage']}.stage")
+            assert found is not None
+            assert found[2]["rows"] == POISON_ROWS
+            with urllib.request.urlopen(f"http://{daemon.ready['control']}/metrics") as page:
+                assert b"flexstream_batches_set_aside 1" in page.read()
+            assert commit(daemon, 2, receipts)["duplicate"]
+            daemon.kill()
+            daemon.start("poison")
+        assert "batch_set_aside" in (tmp_path / "daemon.log").read_text()
+        for number in (2, 3):
+            drive(daemon, number + 1, batches[number])
         end(daemon)
         check(daemon, batches)

@@ -371,3 +371,50 @@ def test_a_journal_from_before_rows_were_kept_is_read(tmp_path: Path) -> None:
     journal = CommitJournal(tmp_path)
     assert [journal.is_applied("k", "q", batch) for batch in (0, 3, 4, 5)] == [True, True, True, False]
     journal.close()
+
+
+def test_the_journal_counts_the_processes_that_died_of_a_batch(tmp_path: Path) -> None:
+    journal = CommitJournal(tmp_path)
+    for batch in range(3):
+        journal.commit(record(batch))
+    for died in range(1, 4):
+        journal.applying(1)
+        journal.applying(2)
+        journal.close()
+        journal = CommitJournal(tmp_path)
+        assert journal.attempts == {2: died}
+        journal.rewrite(always=True)
+    journal.applying(1)
+    journal.applying(2)
+    journal.applying(None)
+    journal.close()
+    journal = CommitJournal(tmp_path)
+    assert journal.attempts == {}
+    journal.close()
+
+
+def test_a_batch_set_aside_takes_its_time_along_and_is_named(tmp_path: Path) -> None:
+    journal = CommitJournal(tmp_path)
+    journal.commit(record(0, until=9))
+    journal.commit(record(1, before={"k": 9}, max_time=2**62, until=2**62))
+    journal.commit(record(2, before={"k": 2**62}, max_time=20, until=2**62))
+    journal.commit(record(0, sink="l", before={"k": 2**62}, until=9))
+    journal.commit(record(3, before={"k": 2**62, "l": 9}, max_time=15, until=2**62))
+    journal.set_aside(2)
+    for back in (journal, CommitJournal(tmp_path)):
+        assert [(r["number"], r["before"], r["until"]) for r in back.kept.values()] == [
+            (1, {}, 9), (3, {"k": 9}, 20), (4, {"k": 20}, 9), (5, {"k": 20, "l": 9}, 20),
+        ]  # fmt: skip
+        assert back.sinks == {"s": {"k": 20, "l": 9}}
+        assert [(a["sink"], a["query"], a["batch"], a["rows"]) for a in back.aside] == [("k", "q", 1, 1)]
+        assert back.is_applied("k", "q", 1)
+        back.rewrite(always=True)
+        back.close()
+
+
+def test_a_sink_whose_only_batch_was_set_aside_holds_nobody(tmp_path: Path) -> None:
+    journal = CommitJournal(tmp_path)
+    journal.commit(record(0))
+    journal.set_aside(1)
+    assert journal.sinks == {"s": {}}
+    journal.close()

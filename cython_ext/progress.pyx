@@ -113,10 +113,15 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
 
 
 cdef int64_t group_minimum(const StreamState *stream, uint32_t group) noexcept nogil:
-    """The least watermark of the sessions that count. NO_WATERMARK: hold."""
+    """The least watermark of the sessions that count. NO_WATERMARK: hold.
+
+    Idle ones do not count while others do. When all are idle it is the greatest that any of them promised: so far it
+    would have come had that one become idle last, and who is silent first must not decide what fires.
+    """
     cdef const int64_t *watermarks = stream.session_watermark + <size_t> group * stream.max_sessions
     cdef const uint32_t *lent = stream.lent + <size_t> group * stream.max_sessions
     cdef int64_t least = END_OF_STREAM
+    cdef int64_t greatest_idle = NO_WATERMARK
     cdef bint any_ended = False
     cdef bint any_idle = False
     cdef uint32_t slot
@@ -128,11 +133,13 @@ cdef int64_t group_minimum(const StreamState *stream, uint32_t group) noexcept n
                 any_ended = True
             elif watermarks[slot] < least:
                 least = watermarks[slot]
-        elif stream.session_state[slot] == SESSION_IS_IDLE:
-            any_idle = any_idle or watermarks[slot] != END_OF_STREAM
+        elif stream.session_state[slot] == SESSION_IS_IDLE and watermarks[slot] != END_OF_STREAM:
+            any_idle = True
+            if watermarks[slot] > greatest_idle:
+                greatest_idle = watermarks[slot]
     if least != END_OF_STREAM:
         return least
-    return END_OF_STREAM if any_ended and not any_idle else NO_WATERMARK
+    return END_OF_STREAM if any_ended and not any_idle else greatest_idle
 
 
 cdef void begin_advance(WorkerState *worker, StreamState *stream, uint32_t group, uint32_t end) noexcept nogil:

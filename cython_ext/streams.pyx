@@ -144,6 +144,12 @@ cdef class StreamHandle:
                 found[g] = watermark
         return found
 
+    def groups_without_watermark(self):
+        """How many of the groups that this worker owns have none yet."""
+        cdef uint32_t g
+        return sum(1 for g in range(self.state.groups) if fs_load_relaxed(&self.state.owned[g])
+                   and <int64_t> fs_load_relaxed(<uint64_t *> &self.state.watermark[g]) == INT64_MIN)
+
     def session_watermark(self, int slot):
         """The least watermark of the session over this worker's groups; None: it has sent none yet."""
         cdef uint32_t g

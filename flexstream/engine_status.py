@@ -94,9 +94,8 @@ def stream_status(running: RunningStream, staged: int, dropped: int) -> dict[str
     received = sum(handle.received for handle in running.handles)
     groups = [sum(values) for values in zip(*(part["groups"] for part in parts), strict=True)]
     watermarks = [w for handle in running.handles for w in handle.watermarks().values()]
+    missing = sum(handle.groups_without_watermark() for handle in running.handles)
     sessions = [_session(running, session) for session in running.sessions.all()]
-    counting = [s for s in sessions if s["state"] in ("live", "broken")]
-    least = min((s["watermark"] for s in counting if s["watermark"] is not None), default=None)
     return {
         "ledger": {
             "received": received + staged + dropped,
@@ -108,18 +107,26 @@ def stream_status(running: RunningStream, staged: int, dropped: int) -> dict[str
         "unqueried": sum(part["unqueried"] for part in parts),
         "groups": groups,
         "watermark": {
-            "min": min(watermarks, default=None),
+            "min": None if missing else min(watermarks, default=None),
             "max": max(watermarks, default=None),
         },
-        "held_by": [
-            {"producer": s["producer"], "peer": s["peer"], "watermark": s["watermark"], "idle": s["state"] == "idle"}
-            for s in counting
-            if s["watermark"] is None or s["watermark"] == least
-        ],
+        "groups_without_watermark": missing,
+        "held_by": _held_by(sessions),
         "sessions": sessions,
         "sessions_ended": running.sessions.completed,
         "sessions_expired": running.sessions.expired,
     }
+
+
+def _held_by(sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The sessions that everybody waits for: of those that count the ones behind; when all are idle, all of them."""
+    holding = [s for s in sessions if s["state"] != "idle" and s["holds"]]
+    least = min((s["watermark"] for s in holding if s["watermark"] is not None), default=None)
+    holders = [s for s in holding if s["watermark"] in (None, least)] or [s for s in sessions if s["holds"]]
+    return [
+        {"producer": s["producer"], "peer": s["peer"], "watermark": s["watermark"], "idle": s["state"] == "idle"}
+        for s in holders
+    ]
 
 
 def _session(running: RunningStream, session: Session) -> dict[str, Any]:
@@ -132,6 +139,7 @@ def _session(running: RunningStream, session: Session) -> dict[str, Any]:
         "state": session.state,
         "peer": session.peer,
         "watermark": None if least == _FOREVER else least,
+        "holds": least != _FOREVER,  # it has not ended in every group
         "connections": sum(one.connections for one in family),
         "further_lanes": len(family) - 1,
     }

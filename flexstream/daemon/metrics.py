@@ -194,6 +194,9 @@ def _stream(page: Page, name: str, stream: Mapping[str, Any]) -> None:
     for end, value in (stream.get("watermark") or {}).items():
         help_text = "Lowest and highest watermark of the groups, in units of the time field"
         page.add("flexstream_stream_watermark", "gauge", help_text, value, stream=name, end=end)
+    help_text = "Groups that have no watermark yet: none of their windows fires"
+    without = stream.get("groups_without_watermark")
+    page.add("flexstream_stream_groups_without_watermark", "gauge", help_text, without, stream=name)
     for holder in stream.get("held_by") or []:
         labels = {"stream": name, "producer": holder.get("producer"), "idle": int(bool(holder.get("idle")))}
         help_text = "Watermark of the producers that hold the stream back"

@@ -85,13 +85,13 @@ def test_scripts_are_valid_shell(project: Path) -> None:
 
 
 def test_modules_stay_small_enough_to_read(project: Path) -> None:
-    """About 300 lines, never above 500: past that it is two modules."""
+    """About 300 lines. From 500 on ask whether it is one idea; past 700 it is two modules."""
     folders = ("flexstream", "nic", "state", "benchmarks", "scripts")
     sources = [path for folder in folders for path in (project / folder).rglob("*.py")]
     sources += list((project / "cython_ext").glob("*.pyx"))
     long = {
         str(path.relative_to(project)): count
         for path in sources
-        if (count := len(path.read_text().splitlines())) > 500
+        if (count := len(path.read_text().splitlines())) > 700
     }
-    assert not long, f"more than 500 lines: {long}"
+    assert not long, f"more than 700 lines: {long}"

@@ -6,13 +6,13 @@ from libc.string cimport memcpy
 from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, ArenaStatus
 from flexstream.cython_ext.blocks cimport Block, block_rows, output_block
 from flexstream.cython_ext.dense cimport dense_settle
-from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_store_relaxed
+from flexstream.cython_ext.includes.native cimport fs_count, fs_minus, fs_store_relaxed
 from flexstream.cython_ext.merging cimport SCAN, positions_in_use, table_merge, table_take_out
 from flexstream.cython_ext.messages cimport RESULT_BLOCK
 from flexstream.cython_ext.panes cimport (
     PHASE_EMIT, PHASE_EMIT_UNMERGED, PHASE_MERGE, PHASE_NONE, PHASE_SIDES, PHASE_TAKE_OUT, STEP_DONE, STEP_MORE, STEP_WAIT,
-    Context, Pane, PaneSet, Query, Step, drop_panes, end_after, first_end, floor_to, hand_over, last_end, next_due,
-    next_part, pane_position,
+    Context, Pane, PaneSet, Query, Step, drop_panes, end_after, first_end, hand_over, last_end, next_due,
+    next_part, open_from, pane_position,
 )
 from flexstream.cython_ext.partial cimport (
     DIRTY_BIT, MAX_ENTRY_WORDS, ROWS_MASK, Table, entry_merge, entry_results, table_clear, table_find, table_init,
@@ -293,31 +293,49 @@ cdef Step emit_unmerged_slice(Query *query, Context *context, PaneSet *panes, ui
     return STEP_DONE
 
 
-cdef void settle(Query *query, Context *context, PaneSet *panes, int64_t watermark) noexcept nogil:
-    """Everything due has fired: forget what no window needs, and set the bound for late rows."""
-    cdef uint32_t n = 0
-    cdef int64_t passed = watermark
-    cdef int64_t reached
-    if watermark == INT64_MAX:
-        # End of stream: what fired is closed, and in every group what the watermark had reached, but a later
-        # session may go on with later windows.
-        passed = panes.fired_until
-        if panes.watermark > -FS_TIME_LIMIT:
-            reached = last_end(query, floor_to(panes.watermark + query.disorder, query.pane))
-            if reached > passed:
-                passed = reached
-            panes.fired_until = passed
-    elif watermark > -FS_TIME_LIMIT and end_after(query, watermark) - query.slide > panes.fired_until:
-        panes.fired_until = end_after(query, watermark) - query.slide
-    if passed > panes.watermark:
-        panes.watermark = passed
-    if panes.watermark <= -FS_TIME_LIMIT:
+cdef void pass_until(const Query *query, PaneSet *panes, int64_t moment) noexcept nogil:
+    """Windows that end at or before the moment have fired, or have nothing to fire: rows that have no other are late."""
+    cdef int64_t last = fs_minus(end_after(query, moment), query.slide)
+    if moment == INT64_MIN:
         return
-    panes.late_before = floor_to(panes.watermark - query.size - query.lateness, query.slide) + query.slide
-    while n < panes.n and last_end(query, panes.panes[n].start) <= panes.watermark - query.lateness:
+    if last > panes.fired_until:
+        panes.fired_until = last
+    if moment > panes.watermark:
+        panes.watermark = moment
+    panes.late_before = open_from(query, fs_minus(panes.watermark, query.lateness))
+
+
+cdef void settle(Query *query, Context *context, PaneSet *panes, int64_t watermark) noexcept nogil:
+    """Everything due has fired: forget what no window needs, and set the bound for late rows.
+
+    INT64_MAX is the end of the stream. It closes what fired and nothing else, however often it is said: a later session
+    may go on with later windows.
+    """
+    cdef uint32_t n = 0
+    if watermark == INT64_MAX:
+        watermark = panes.fired_until
+        if watermark > query.ended_until:
+            fs_store_relaxed(<uint64_t *> &query.ended_until, <uint64_t> watermark)
+    pass_until(query, panes, watermark)
+    if panes.watermark == INT64_MIN:
+        return
+    while n < panes.n and last_end(query, panes.panes[n].start) <= fs_minus(panes.watermark, query.lateness):
         n += 1
     if n:
         drop_panes(query, context.arena, panes, n)
+
+
+cdef void close_until(Query *query, int64_t end) noexcept nogil:
+    """Nobody is left who sends, and windows up to `end` have fired somewhere: they are closed in every group.
+
+    Groups of other workers too: one of them may be adopted here, from a worker that has not heard of it. A group that
+    still has such a window to fire is left alone.
+    """
+    cdef uint32_t g
+    cdef int64_t due
+    for g in range(query.groups):
+        if not next_due(query, &query.sets[g], INT64_MAX, &due) or due > end:
+            pass_until(query, &query.sets[g], end)
 
 
 cdef Step query_fire(Query *query, Context *context, uint32_t group, int64_t watermark) noexcept nogil:

@@ -6,9 +6,9 @@ from libc.string cimport memcpy
 from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, ArenaStatus
 from flexstream.cython_ext.blocks cimport Block, block_rows
 from flexstream.cython_ext.dense cimport dense_settle_all
-from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_i64, fs_store_relaxed
+from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_floor_to, fs_i64, fs_store_relaxed
 from flexstream.cython_ext.panes cimport (
-    STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end, floor_to, pane_get, pane_position,
+    STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end, pane_get, pane_position,
 )
 from flexstream.cython_ext.partial cimport DIRTY_BIT, Origin, pack_keys, table_apply, table_locate
 from flexstream.cython_ext.program cimport BATCH, Scratch, drop_bad, program_run
@@ -67,7 +67,7 @@ cdef ArenaStatus locate_across_panes(Query *query, Context *context, PaneSet *pa
     for i in range(m):
         scratch.todo[i] = i
     while left:
-        start = floor_to(scratch.time[scratch.todo[0]], query.pane)
+        start = fs_floor_to(scratch.time[scratch.todo[0]], query.pane)
         n = 0
         kept = 0
         for i in range(left):
@@ -100,7 +100,7 @@ cdef ArenaStatus locate(Query *query, Context *context, PaneSet *panes, uint32_t
     cdef ArenaStatus status
     cdef uint32_t i
     if pane == NULL or earliest < pane.start or latest >= pane.start + query.pane:
-        start = floor_to(earliest, query.pane)
+        start = fs_floor_to(earliest, query.pane)
         if latest >= start + query.pane:
             return locate_across_panes(query, context, panes, m)
         status = pane_get(query, context, panes, start, &pane)
@@ -117,7 +117,7 @@ cdef void mark_revisions(Query *query, PaneSet *panes, Scratch *scratch, uint32_
     cdef uint32_t i
     cdef int64_t start
     for i in range(m):
-        start = floor_to(scratch.time[i], query.pane)
+        start = fs_floor_to(scratch.time[i], query.pane)
         if first_end(query, start) <= panes.fired_until:
             (<uint64_t *> scratch.entry[i])[0] |= DIRTY_BIT
             panes.panes[pane_position(panes, start)].dirty = True

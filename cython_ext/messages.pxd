@@ -19,6 +19,7 @@ cdef enum Order:                  # Python -> worker, on the mailbox; what must 
     ADVANCE = 15                  # group: what was deferred may go on
     LEND = 16                     # ptr: Loan, to the owner: let another worker serve some connections of the group
     RECALL = 17                   # ptr: Loan, to the borrower: give them back
+    CLOSE_WINDOWS = 18            # stream; tag: query id; value: windows up to this end have fired in some group
 
 
 cdef enum PeerMessage:            # worker -> worker

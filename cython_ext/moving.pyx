@@ -251,11 +251,12 @@ cdef Position position_of(const PaneSet *panes) noexcept nogil:
 
 
 cdef void begin_at(PaneSet *panes, const Position *position) noexcept nogil:
-    """Fresh partials that go on where another worker is."""
+    """Fresh partials that go on where another worker is, or later: windows may have been closed here meanwhile."""
+    cdef Position known = position_of(panes)
     panes_reset(panes)
-    panes.watermark = position.watermark
-    panes.late_before = position.late_before
-    panes.fired_until = position.fired_until
+    panes.watermark = max(position.watermark, known.watermark)
+    panes.late_before = max(position.late_before, known.late_before)
+    panes.fired_until = max(position.fired_until, known.fired_until)
     panes.usual_keys = position.usual_keys
 
 

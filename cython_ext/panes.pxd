@@ -16,7 +16,7 @@ from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from flexstream.cython_ext.arena cimport Arena, ArenaStatus
 from flexstream.cython_ext.blocks cimport Output
 from flexstream.cython_ext.fronts cimport Dense, Front
-from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT
+from flexstream.cython_ext.includes.native cimport fs_end_after, fs_first_end, fs_last_end, fs_open_from
 from flexstream.cython_ext.partial cimport Layout, Side, Table
 from flexstream.cython_ext.program cimport Program, Scratch
 from flexstream.cython_ext.ring cimport Ring
@@ -126,7 +126,7 @@ cdef struct Query:
     int64_t slide
     int64_t pane
     int64_t lateness
-    int64_t disorder          # the stream's bound
+    int64_t ended_until       # the last end of a window that fired when the stream had ended; others may read it
     Kernel kernel
     const Program *program
     Layout layout
@@ -149,18 +149,13 @@ cdef struct Query:
     uint64_t variant          # the compiled variant's function, or 0; Python stores it (release), the worker loads it
 
 
-cdef inline int64_t floor_to(int64_t value, int64_t step) noexcept nogil:
-    cdef int64_t rest = value % step
-    return value - rest - (step if rest < 0 else 0)
-
-
 cdef inline int64_t first_end(const Query *query, int64_t pane_start) noexcept nogil:
     """The end of the earliest window that holds the pane."""
-    return -floor_to(-(pane_start + query.pane - query.size), query.slide) + query.size
+    return fs_first_end(pane_start, query.pane, query.size, query.slide)
 
 
 cdef inline int64_t last_end(const Query *query, int64_t pane_start) noexcept nogil:
-    return floor_to(pane_start, query.slide) + query.size
+    return fs_last_end(pane_start, query.size, query.slide)
 
 
 cdef inline uint64_t pane_bytes(const Query *query) noexcept nogil:
@@ -173,9 +168,16 @@ cdef inline uint64_t pane_bytes(const Query *query) noexcept nogil:
 
 cdef inline int64_t end_after(const Query *query, int64_t moment) noexcept nogil:
     """The earliest window end later than `moment`."""
-    if moment < -FS_TIME_LIMIT:
+    if moment == INT64_MIN:
         return INT64_MIN
-    return floor_to(moment - query.size, query.slide) + query.slide + query.size
+    return fs_end_after(moment, query.size, query.slide)
+
+
+cdef inline int64_t open_from(const Query *query, int64_t moment) noexcept nogil:
+    """Where the earliest window begins that ends after `moment`: a pane before it has none left."""
+    if moment == INT64_MIN:
+        return INT64_MIN
+    return fs_open_from(moment, query.size, query.slide)
 
 
 cdef inline void next_part(PaneSet *panes) noexcept nogil:

@@ -114,7 +114,7 @@ cdef class QueryState:
         query.slide = bound.slide
         query.pane = bound.pane
         query.lateness = bound.allowed_lateness
-        query.disorder = stream.max_disorder
+        query.ended_until = INT64_MIN
         query.kernel = variant_kernel
         query.program = self.program
         query.profile = <fs_profile *> calloc(1, sizeof(fs_profile))
@@ -224,6 +224,12 @@ cdef class QueryState:
     def failed(self):
         """Why the query stopped, or None."""
         return FAILURES.get(fs_load_relaxed(&self.query.failed))
+
+    @property
+    def ended_until(self):
+        """The last end of a window that fired when the stream had ended; None: there was none."""
+        cdef int64_t end = <int64_t> fs_load_relaxed(<uint64_t *> &self.query.ended_until)
+        return None if end == INT64_MIN else end
 
     def open_ends(self):
         """{group: end of its first window that has rows and has not fired}. Only when the worker has ended."""

@@ -4,8 +4,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus
+from flexstream.cython_ext.includes.native cimport fs_floor_to
 from flexstream.cython_ext.panes cimport (
-    PHASE_EMIT, PHASE_EMIT_UNMERGED, STEP_DONE, STEP_MORE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, floor_to,
+    PHASE_EMIT, PHASE_EMIT_UNMERGED, STEP_DONE, STEP_MORE, STEP_WAIT, Context, Pane, PaneSet, Query, Step,
     next_part, pane_position,
 )
 from flexstream.cython_ext.partial cimport (
@@ -55,7 +56,7 @@ cdef ArenaStatus locate_in(Query *query, Context *context, PaneSet *panes, uint3
         if scratch.entry[i] == NULL:
             i += 1
             continue
-        start = floor_to(scratch.time[i], query.pane)
+        start = fs_floor_to(scratch.time[i], query.pane)
         if pane == NULL or pane.start != start:
             pane = panes.panes[pane_position(panes, start)]
         table = &pane.sides[number]

@@ -6,12 +6,12 @@ from libc.string cimport memcpy, memmove
 from flexstream.cython_ext.arena cimport ARENA_OK, arena_alloc, arena_release, arena_size
 from flexstream.cython_ext.dense cimport dense_settle
 from flexstream.cython_ext.firing cimport settle
-from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_release
+from flexstream.cython_ext.includes.native cimport fs_count, fs_floor_to, fs_load_acquire, fs_store_release
 from flexstream.cython_ext.messages cimport BORROW, GIVE_BACK, SHARE
 from flexstream.cython_ext.moving cimport (
     begin_at, bytes_of_pane, position_of, query_of, ring_room, take_over, tell, wake,
 )
-from flexstream.cython_ext.panes cimport Pane, PaneSet, Query, floor_to, panes_absorb, panes_reset
+from flexstream.cython_ext.panes cimport Pane, PaneSet, Query, panes_absorb, panes_reset
 from flexstream.cython_ext.progress cimport begin_advance, detach, note_session
 from flexstream.cython_ext.shared cimport Connection, LentStream, SharedQuery
 
@@ -144,7 +144,7 @@ cdef bint passes_a_pane(StreamState *stream, int64_t before, int64_t now) noexce
     if now == INT64_MAX or before == INT64_MIN:
         return True
     for q in range(stream.n_queries):
-        if floor_to(now, stream.queries[q].pane) > floor_to(before, stream.queries[q].pane):
+        if fs_floor_to(now, stream.queries[q].pane) > fs_floor_to(before, stream.queries[q].pane):
             return True
     return stream.n_queries == 0
 

@@ -19,7 +19,7 @@ from flexstream.cython_ext.includes.native cimport (
     fs_fence, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_sleep_ns, fs_store_relaxed, fs_store_release,
 )
 from flexstream.cython_ext.messages cimport (
-    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CONNECTION_CLOSED, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD,
+    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CLOSE_WINDOWS, CONNECTION_CLOSED, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD,
     LATE_BLOCK, LEND,
     MARKER_SEEN, PING, PONG, QUERY_GONE, RECALL, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE,
     SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, SWEEP,
@@ -223,6 +223,12 @@ cdef class Worker:
 
     def drop_query(self, int stream, QueryState query):
         self.post_behind(order(DROP_QUERY, stream, 0, 0, query.query))
+
+    def close_windows(self, int stream, uint64_t query, int64_t end):
+        """Windows up to `end` have fired in some group: they are closed in all. Only while no session counts."""
+        cdef Message message = order(CLOSE_WINDOWS, stream, 0, end, NULL)
+        message.tag = query
+        self.post(message)
 
     def register_session(self, int stream, int slot, int64_t number):
         """`number` tells the sessions apart that have the slot one after the other, and orders all of a stream's."""

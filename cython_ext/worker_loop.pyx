@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.decoder cimport FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
-from flexstream.cython_ext.firing cimport query_fire
+from flexstream.cython_ext.firing cimport close_until, query_fire
 from flexstream.cython_ext.includes.linux cimport (
     CPU_SET, CPU_ZERO, EAGAIN, EINTR, MSG_DONTWAIT, cpu_set_t, epoll_event, epoll_wait, errno, read, recv,
     sched_setaffinity, write,
@@ -14,12 +14,12 @@ from flexstream.cython_ext.includes.native cimport (
     fs_store_release, fs_thread_cpu_ns, fs_thread_id,
 )
 from flexstream.cython_ext.messages cimport (
-    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD, LEND, PING, PONG,
+    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CLOSE_WINDOWS, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD, LEND, PING, PONG,
     QUERY_GONE, RECALL, REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK,
     SWEEP,
 )
 from flexstream.cython_ext.moving cimport (
-    drain, give_back_sockets, next_due_advance, peers_wait, quiescent, read_peer, sweep, take_socket, take_sockets,
+    drain, give_back_sockets, next_due_advance, peers_wait, query_of, quiescent, read_peer, sweep, take_socket, take_sockets,
     waiting_peer, waits_for_order,
 )
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
@@ -75,6 +75,12 @@ cdef void drop_query(WorkerState *worker, StreamState *stream, Query *query) noe
             query_release(query, &worker.arena)
             break
     report(worker, QUERY_GONE, stream.index, 0, query, 0, query.id)
+
+
+cdef void close_windows(StreamState *stream, uint64_t number, int64_t end) noexcept nogil:
+    cdef Query *query = query_of(stream, number)        # NULL: it was dropped meanwhile
+    if query != NULL:
+        close_until(query, end)
 
 
 cdef inline void forget_loan(StreamState *stream, uint32_t group, size_t at) noexcept nogil:
@@ -185,6 +191,8 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
             begin_revision(worker, stream, order.group)
         else:
             begin_advance(worker, stream, order.group, order.group + 1)
+    elif order.kind == CLOSE_WINDOWS:
+        close_windows(stream, order.tag, order.value)
     elif order.kind == PING:
         flush_outputs(worker)
         report(worker, PONG, 0, 0, NULL, 0, order.tag)

@@ -199,7 +199,10 @@ class Engine(Orders):
             index = len(self._streams)
             placement = self.placement()
             handles = [w.add_stream(stream, index, placement, self._max_sessions) for w in self.workers]
-            sessions = StreamSessions(index, self.workers, self.groups, self._max_sessions, self._expected_producers)
+            sessions = StreamSessions(
+                index, self.workers, self.groups, self._max_sessions, self._expected_producers,
+                begin_anew=lambda: self._close_fired_windows(index),
+            )  # fmt: skip
             running = RunningStream(stream, index, handles, sessions)
             self._by_index.append(running)
             self._streams[stream.name] = running
@@ -242,6 +245,14 @@ class Engine(Orders):
                 code="not_compiled",
                 hint="use compile='auto' to run it without",
             )
+
+    def _close_fired_windows(self, stream: int) -> None:
+        """A window that fired at the end of the stream in one group is closed in all, before a new session begins."""
+        for running in list(self._queries.values()):
+            ends = [end for state in running.states if (end := state.ended_until) is not None]
+            if running.stream.index == stream and ends:
+                for worker in self.workers:
+                    worker.close_windows(stream, running.number, max(ends))
 
     def cancel(self, name: str) -> None:
         """Stop a query. Windows that have not fired are dropped; its result log stays on disk."""

@@ -130,6 +130,12 @@ class Query:
                     code="bad_window",
                     hint=f"use a multiple of 1{self.stream.time_unit}, or a finer time field",
                 )
+            if why := self.stream.too_long(value):
+                raise QueryError(
+                    f"the window's {what} of {durations.format(value)} is too long: {why}",
+                    code="bad_window",
+                    hint="use a shorter one, or a time field with a coarser unit",
+                )
         return replace(self, window_spec=spec, allowed_lateness_ns=lateness_ns)
 
     def agg(self, /, **aggregates: Aggregate) -> Query:

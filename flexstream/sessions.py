@@ -64,16 +64,19 @@ class Session:
 class StreamSessions:
     """The sessions of one stream over all workers. Thread-safe.
 
-    `workers` take the orders register_session, end_session, session_idle, free_session and hold.
+    `workers` take the orders register_session, end_session, session_idle, free_session and hold. `begin_anew` is called
+    before a session registers when all others have ended: what they said is worked off everywhere.
     """
 
     def __init__(
-        self, index: int, workers: list[Any], groups: int, max_sessions: int, expected_producers: int = 0
-    ) -> None:
+        self, index: int, workers: list[Any], groups: int, max_sessions: int, expected_producers: int = 0,
+        begin_anew: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
         self._index = index
         self._workers = workers
         self._groups = groups
         self._max = max_sessions
+        self._begin_anew = begin_anew
         self._lock = threading.RLock()
         self._by_producer: dict[str, Session] = {}
         self._by_slot: dict[int, Session] = {}
@@ -200,6 +203,8 @@ class StreamSessions:
                 f"all {self._max} sessions of the stream are in use",
                 "raise max_sessions, or let finished producers close",
             )
+        if all(session.state == "ended" for session in self._by_slot.values()):
+            self._begin_anew()
         session = Session(producer, epoch, slot, peer)
         self._by_producer[producer] = session
         self._by_slot[slot] = session

@@ -15,6 +15,7 @@ from flexstream import durations, native
 from flexstream.durations import Duration
 from flexstream.errors import SchemaError
 from flexstream.schema import Field, Schema, near_names
+from flexstream.windows import SPAN_LIMIT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,6 +66,12 @@ class Stream:
         self.max_disorder_ns = durations.parse(max_disorder)
         self._check_key()
         self._check_time()
+        if why := self.too_long(self.max_disorder_ns):
+            raise SchemaError(
+                f"max_disorder of {durations.format(self.max_disorder_ns)} is too long: {why}",
+                code="bad_disorder",
+                hint="use a shorter one, or a time field with a coarser unit",
+            )
         if LATE_NAME in self.schema:
             raise SchemaError(
                 f"a field cannot be called {LATE_NAME!r}: the late output adds a column of that name",
@@ -128,6 +135,13 @@ class Stream:
     @property
     def unit_ns(self) -> int:
         return durations.UNIT_NS[self.time_unit]
+
+    def too_long(self, nanoseconds: int) -> str | None:
+        """Why a span of time is too long for the arithmetic of windows over this stream; None: it is not."""
+        if nanoseconds <= SPAN_LIMIT * self.unit_ns:
+            return None
+        years = SPAN_LIMIT * self.unit_ns // (365 * durations.UNIT_NS["d"])
+        return f"with times in {self.time_unit} no span may be longer than 2**60 {self.time_unit}, {years} years"
 
     @property
     def max_disorder(self) -> int:

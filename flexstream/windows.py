@@ -13,6 +13,7 @@ from flexstream import durations
 from flexstream.errors import QueryError
 
 MAX_PANES_PER_WINDOW = 65_536
+SPAN_LIMIT = 1 << 60  # of a stream's time units, as in window_times.h: no sum of times and spans leaves 64 bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@
 #include <unistd.h>
 #include <sys/syscall.h>
 
+#include "window_times.h"
+
 static inline uint64_t fs_load_acquire(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline void fs_store_release(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline uint64_t fs_load_relaxed(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
@@ -21,9 +23,6 @@ static inline void fs_pause(void) { __builtin_ia32_pause(); }
 static inline void fs_count(uint64_t *p, uint64_t n) {
     __atomic_store_n(p, __atomic_load_n(p, __ATOMIC_RELAXED) + n, __ATOMIC_RELAXED);
 }
-
-/* Event times beyond it (in either direction) would overflow the window arithmetic. */
-#define FS_TIME_LIMIT (INT64_C(1) << 62)
 
 /* Rows are packed, so fields are unaligned: memcpy is how C spells an unaligned load. */
 static inline int16_t fs_i16(const unsigned char *p) { int16_t v; memcpy(&v, p, 2); return v; }

@@ -25,6 +25,14 @@ cdef extern from "native.h" nogil:
     bint fs_mul_overflows(int64_t a, int64_t b, int64_t *r) noexcept
 
     const int64_t FS_TIME_LIMIT
+    const int64_t FS_SPAN_LIMIT
+    int64_t fs_plus(int64_t a, int64_t b) noexcept
+    int64_t fs_minus(int64_t a, int64_t b) noexcept
+    int64_t fs_floor_to(int64_t moment, int64_t step) noexcept
+    int64_t fs_first_end(int64_t pane_start, int64_t pane, int64_t size, int64_t slide) noexcept
+    int64_t fs_last_end(int64_t pane_start, int64_t size, int64_t slide) noexcept
+    int64_t fs_end_after(int64_t moment, int64_t size, int64_t slide) noexcept
+    int64_t fs_open_from(int64_t moment, int64_t size, int64_t slide) noexcept
 
     uint64_t fs_now_ns() noexcept
     void fs_sleep_ns(uint64_t ns) noexcept

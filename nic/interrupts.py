@@ -247,7 +247,7 @@ def pinning_obstacle(interrupt: int, root: Path = Path("/")) -> str | None:
     except OSError as error:
         return f"{path}: {error.strerror}"
     if not os.access(path, os.W_OK):
-        return f"{path} may not be written by this user: root is needed"
+        return f"{path} may not be written by this user: root is needed, or `flexstream nic grant`"
     return None
 
 

@@ -1,4 +1,4 @@
-"""flexstream nic: the receive side of this machine and of the daemon: show, plan, apply, undo, watch, set.
+"""flexstream nic: the receive side of this machine and of the daemon: show, plan, apply, undo, watch, set, grant.
 
 `show` asks a running daemon first; everything else works on this machine's own device, without a daemon and through
 the code that the daemon itself uses.
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flexstream.cli.nic_grant import grant
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, note, say
 from flexstream.errors import ConfigError, ConnectError
 
@@ -29,6 +30,9 @@ Groups = Annotated[int, typer.Option("--groups", min=1, help="Key groups of the 
 ChannelCount = Annotated[
     str, typer.Option("--channels", help="Receive queues: a number, auto (one per worker) or keep.")
 ]
+
+
+app.command("grant")(grant)
 
 
 @app.callback()

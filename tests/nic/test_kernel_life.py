@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 
 from flexstream.errors import ConfigError
+from flexstream.nic import grant as grants
 from flexstream.nic import receive_steering
 from flexstream.nic.bpf import CAP_BPF, CAP_NET_ADMIN, AttachType, attached_programs
 from flexstream.nic.bpf_programs import Place
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.root
 
 METHODS = ["tcx", "xdp"]
 PR_SET_KEEPCAPS = 8
+SERVICE = 65534  # user and group
 
 
 def programs_on(where: Namespace, device: str) -> int:
@@ -218,6 +220,27 @@ def test_two_capabilities_are_enough(uid: int, method: Place) -> None:
         assert run_inside(pair.server, with_the_least_privilege, pair, Path(folder), uid) == method
         os.chown(folder, 0, 0)
         assert os.listdir(folder) == []
+
+
+def grant_files(device: str, group: int) -> list[str]:
+    return [str(path) for path in grants.grant(device, group).files]
+
+
+def take_files_back(group: int) -> int:
+    return len(grants.take_back(group).files)
+
+
+def test_with_a_grant_the_service_writes_rps_without_reading_everybody_s_files() -> None:
+    """As in the unit's drop-in: root hands the device's files over, two capabilities do the rest."""
+    with veth_pair() as pair, tempfile.TemporaryDirectory() as folder:
+        granted = run_inside(pair.server, grant_files, pair.server_device, SERVICE)
+        assert granted
+        assert all(f"/{pair.server_device}/" in path for path in granted)
+        assert run_inside(pair.server, with_the_least_privilege, pair, Path(folder), SERVICE) == Place.TCX_INGRESS
+        assert rps_of(pair.server, pair.server_device) == ""
+        assert run_inside(pair.server, take_files_back, SERVICE) == len(granted)
+        mask = f"/sys/class/net/{pair.server_device}/queues/rx-0/rps_cpus"
+        assert pair.server.execute("stat", "-c", "%u %g %a", mask).split() == ["0", "0", "644"]
 
 
 def in_a_foreign_sysfs(path: str) -> str:

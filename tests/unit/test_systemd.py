@@ -39,6 +39,49 @@ def test_systemd_accepts_the_unit(unit: Path) -> None:
     assert (done.returncode, done.stderr.strip()) == (0, "")
 
 
+@pytest.fixture
+def nic_unit(project: Path, unit: Path) -> Path:
+    """The unit with the NIC's drop-in beside it."""
+    folder = unit.with_name(unit.name + ".d")
+    folder.mkdir()
+    text = (project / "packaging" / "flexstream-nic.conf").read_text()
+    (folder / "nic.conf").write_text(text.replace("/usr/bin/flexstream", str(unit.with_name("flexstream"))))
+    return unit
+
+
+def test_systemd_accepts_the_unit_with_the_drop_in_for_the_nic(nic_unit: Path) -> None:
+    done = analyze("verify", "--man=no", str(nic_unit))
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+
+
+def drop_in(project: Path) -> dict[str, list[str]]:
+    """Its settings, each with all that it was given."""
+    found: dict[str, list[str]] = {}
+    for line in (project / "packaging" / "flexstream-nic.conf").read_text().splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_the_drop_in_for_the_nic_opens_no_file_but_the_device_s(project: Path) -> None:
+    settings = drop_in(project)
+    for name in ("CapabilityBoundingSet", "AmbientCapabilities"):
+        assert settings[name] == ["CAP_NET_ADMIN CAP_BPF"], "no capability that reads or writes files of others"
+
+
+def test_root_s_helper_in_the_drop_in_is_a_command_that_there_is(project: Path) -> None:
+    from flexstream.cli import main
+
+    settings = drop_in(project)
+    for line in settings["ExecStartPre"] + settings["ExecStopPost"]:
+        prefix, program, *arguments = re.fullmatch(r"([+-]*)(\S+) (.*)", line).expand(r"\1 \2 \3").split()  # type: ignore[union-attr]
+        assert (set(prefix), program) == (set("+-"), "/usr/bin/flexstream")
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--help"])
+        assert not ended.value.code
+
+
 def test_the_unit_is_little_exposed(unit: Path) -> None:
     done = analyze("security", "--offline=true", "--no-pager", str(unit))
     if "unrecognized option" in done.stderr:

@@ -192,8 +192,7 @@ class NicService:
     def _fall_back(self, health: NicHealth) -> None:
         old = self._nic
         why = f"{old.kind}{':' + old.device if old.device else ''}: {health}"
-        with contextlib.suppress(ConfigError, OSError):
-            old.close()
+        self._give_back(old)
         notes = [*old.passed_over, why]
         if old.kind == "user":
             new: Nic = UserNic(
@@ -252,8 +251,12 @@ class NicService:
             if self._closed:
                 return
             self._closed = True
-            try:
-                self._nic.close()
-            except (ConfigError, OSError) as error:
-                fields = {"why": str(error), "fix": "`flexstream nic undo` tries again"}
-                log.error("nic_not_restored", extra={"fields": fields})
+            self._give_back(self._nic)
+
+    def _give_back(self, nic: Nic) -> None:
+        """As it was. What could not be put back is in the journal, and said."""
+        try:
+            nic.close()
+        except (ConfigError, OSError) as error:
+            fields = {"device": nic.device, "why": str(error), "fix": "`flexstream nic undo` tries again"}
+            log.error("nic_not_restored", extra={"fields": fields})

@@ -176,7 +176,9 @@ class Applied:
 
     def undo(self) -> None:
         """Newest first. What could not be undone stays in the journal, and is raised."""
-        left, problems, _ = undo(self._journal.changes, self._settings)
+        left, problems, dropped = undo(self._journal.changes, self._settings)
+        for line in dropped:
+            log.warning("%s", line)
         self._latest = {change.where: change for change in left}
         self._journal.keep(left)
         if problems:
@@ -196,45 +198,69 @@ class Outcome(NamedTuple):
 
 
 def undo(changes: Sequence[Change], settings: Settings, device: str | None = None) -> Outcome:
-    """Put the old values back, newest first. What is not, or not any more, this device's is not touched."""
+    """Put the old values back, newest first; tables after channels, which decide what a table may name.
+
+    What is not, or not any more, this device's is not touched. A value that the device can no longer hold is dropped,
+    a table for the driver's own: both are said, and neither is tried again.
+    """
     left: list[Change] = []
     problems: list[str] = []
     dropped: list[str] = []
-    for change in reversed(changes):
+    for change in _order_of_undoing(changes, settings):
         if device is not None and not settings.is_of(device, change.where):
             dropped.append(f"{change.where} is not {device}'s: left alone")
             continue
         try:
-            _put_back(change, settings)
+            stale = _put_back(change, settings)
         except FlexStreamError as error:
             if getattr(error, "error", None) in GONE:
                 dropped.append(f"{change.where} is gone: nothing to put back")
                 continue
-            left.insert(0, change)
+            left.append(change)
             problems.append(error.message)
-    channels_moved = any(" channels " in change.where for change in changes)
-    for change in changes if channels_moved else ():
-        if change.where.endswith(" table") and change not in left:
-            try:  # the driver may have dropped it with the channels
-                _put_back(change, settings)
-            except FlexStreamError as error:
-                log.warning("the table of %s could not be put back after its channels: %s", change.where, error)
-    return Outcome(left, problems, dropped)
+        else:
+            if stale is not None:
+                dropped.append(stale)
+    return Outcome([change for change in changes if change in left], problems, dropped)
 
 
-def _put_back(change: Change, settings: Settings) -> None:
+def _order_of_undoing(changes: Sequence[Change], settings: Settings) -> list[Change]:
+    newest_first = list(reversed(changes))
+    if not any(" channels " in change.where for change in changes):
+        return newest_first
+    tables = [change for change in newest_first if change.where.endswith(" table")]
+    for table in tables:
+        with contextlib.suppress(FlexStreamError):  # a table that names a queue keeps it from going
+            settings.device(table.where.split()[0]).set_rss_default()
+    return [change for change in newest_first if change not in tables] + tables
+
+
+def _put_back(change: Change, settings: Settings) -> str | None:
+    """Why the old value cannot be had any more, and what there is instead; None: it is back."""
+    why = settings.cannot_hold(change.where, change.old)
     if change.where.endswith(" table"):
-        old = parse_table(change.old)
-        queues = max(old, default=0) + 1
-        if old == tuple(entry % queues for entry in range(len(old))):
-            # The driver's own default, so that later channel changes spread it again; a driver whose default is
-            # another one gets the old table entry by entry.
-            settings.device(change.where.split()[0]).set_rss_default()
-            if settings.read(change.where) == change.old:
-                return
-    elif settings.read(change.where) == change.old:
-        return
+        return _put_back_table(change, settings, why)
+    if why is not None:
+        return f"{change.where} stays {settings.read(change.where) or 'none'}: {why}"
+    if settings.read(change.where) != change.old:
+        settings.write(change.where, change.old)
+    return None
+
+
+def _put_back_table(change: Change, settings: Settings, why: str | None) -> str | None:
+    old = parse_table(change.old)
+    queues = max(old, default=0) + 1
+    device = settings.device(change.where.split()[0])
+    if why is not None or old == tuple(entry % queues for entry in range(len(old))):
+        # The driver's own default, so that later channel changes spread it again; a driver whose default is
+        # another one gets the old table entry by entry.
+        device.set_rss_default()
+        if why is not None:
+            return f"{change.where} is the driver's default now: {why}"
+        if settings.read(change.where) == change.old:
+            return None
     settings.write(change.where, change.old)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,9 +109,13 @@ class RssTransport:
         return {} if self._netlink is None else self._netlink.queue_packets()
 
     def set_rss_default(self) -> None:
-        """Ask for the driver's own table. Some cannot: the caller reads what came of it."""
+        """Ask for the driver's own table; one that has none to give gets an even one."""
         with contextlib.suppress(OSError):
-            self.set_rss(table=())
+            try:
+                self.set_rss(table=())
+            except OSError:
+                queues = self.ioctl.rx_rings()
+                self.set_rss(table=[entry % queues for entry in range(len(self.rss().table))])
 
     def close(self) -> None:
         self.ioctl.close()

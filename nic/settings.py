@@ -100,6 +100,30 @@ class Settings:
             bus = ""
         return is_interrupt_of(irq, device, bus, self._root)
 
+    def cannot_hold(self, where: str, value: str) -> str | None:
+        """Why the device can no longer have this value, which it once had; None where nothing speaks against it."""
+        part = _parse(where)
+        try:
+            if part["rss"] == "table":
+                return _table_too_large(self.device(part["device"]), value)
+            if part["rss"] == "key":
+                now = len(self.device(part["device"]).rss().key)
+                size = len(value.replace(":", "")) // 2
+                return None if now == size else f"the old key has {size} bytes, the device's has {now}"
+            if part["channels"]:
+                channels = self.device(part["device"]).ioctl.channels()
+                most = getattr(channels, f"max_{part['channels']}")
+                return None if int(value) <= most else f"it was {value}, the device has no more than {most} now"
+            if part["irq"]:
+                return self._offline(parse_cpus(value))
+        except OSError:
+            return None  # what does not answer is another finding
+        return None
+
+    def _offline(self, cpus: tuple[int, ...]) -> str | None:
+        online = parse_cpus((self._root / "sys/devices/system/cpu/online").read_text())
+        return None if set(cpus) & set(online) else f"no core of {format_cpus(cpus)} is online"
+
     def shell(self, where: str, value: str) -> str:
         """The command that a person would type."""
         part = _parse(where)
@@ -184,7 +208,8 @@ def _is_core_list(text: str) -> bool:
 def check_change(change: Change, device: str) -> None:
     """A line of a device's journal: a setting of this device, or of an interrupt. Raises ConfigError."""
     for value in (change.old, change.new):
-        check_value(change.where, value)
+        if value or _parse(change.where)["rss"] is None:  # a device that shows no key or table has none to note
+            check_value(change.where, value)
     named = _parse(change.where)["device"]
     if named is not None and named != device:
         raise ConfigError(f"{change.where!r} is no setting of {device}", code="nic_setting", hint=None)
@@ -208,6 +233,16 @@ def renamed(change: Change, old: str, new: str) -> Change:
     if interrupt_of(change.where) is not None or device != old:
         return change
     return Change(f"{new} {rest}", change.old, change.new)
+
+
+def _table_too_large(device: RssTransport, value: str) -> str | None:
+    old, now = parse_table(value), device.rss().table
+    if len(old) != len(now):
+        return f"the old table has {len(old)} entries, the device's has {len(now)}"
+    queues = device.ioctl.rx_rings()
+    if max(old, default=0) >= queues:
+        return f"the old table names queue {max(old)}, and the device has {queues} receive queues now"
+    return None
 
 
 def _read_device(device: RssTransport, part: dict[str, str]) -> str:

@@ -150,6 +150,27 @@ def test_the_next_start_puts_back_what_a_killed_daemon_left(make: Make, tmp_path
     again.close()
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_table_that_fewer_channels_cannot_hold_ends_neither_the_stop_nor_the_next_start(
+    make: Make, tmp_path: Path, killed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    nic, played = make(table=[3, 2, 1, 0] * 32)
+    nic.start([0, 1, 2, 3])
+    nic.follow([0] * GROUPS)
+    EthtoolIoctl(nic.device, played.ioctl).set_channels(combined=2)  # somebody's `ethtool -L`
+    if killed:
+        nic._lock.release()
+    else:
+        nic.close()
+        assert left_behind(nic.device, tmp_path / "journal") == []
+        assert played.table == [0, 1] * 64
+    again = EthtoolNic(nic.device, groups=GROUPS, **where(tmp_path), transport=transport(played))
+    again.start([0, 1, 2, 3])
+    again.close()
+    assert played.table == [0, 1] * 64
+    assert "names queue 3, and the device has 2 receive queues now" in caplog.text
+
+
 def test_a_journal_of_another_boot_is_dropped_not_applied(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

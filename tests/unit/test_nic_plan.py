@@ -210,6 +210,41 @@ def test_what_is_gone_needs_no_undoing(root: Path) -> None:
     assert dropped == ["eth0 key is gone: nothing to put back", "irq 99 cpus is gone: nothing to put back"]
 
 
+def test_channels_that_were_made_fewer_come_back_with_their_table(root: Path) -> None:
+    """Seen as EINVAL before: the old table names queues that are there only after the channels are back."""
+    device = PlayedDevice(table=[3, 1] * 64)
+    machine_of(device, root)
+    settings = settings_of(device, root)
+    changes = [Change("eth0 channels combined", "4", "2"), Change("eth0 table", ",".join(["3", "1"] * 64), "0,1")]
+    EthtoolIoctl("eth0", device.ioctl).set_channels(combined=2)
+    assert undo(changes, settings) == ([], [], [])
+    assert (device.queues, device.table) == (4, [3, 1] * 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (Change("eth0 table", ",".join(["3", "1"] * 64), "0"), "default now: the old table names queue 3, and"),
+        (Change("eth0 table", ",".join("0123" * 32), "0"), "default now: the old table names queue 3, and"),
+        (Change("eth0 table", "0,1", "0"), "the old table has 2 entries, the device's has 128"),
+        (Change("eth0 key", "6d:5a", "00"), "the old key has 2 bytes, the device's has 40"),
+        (Change("eth0 channels combined", "9", "2"), "it was 9, the device has no more than 4 now"),
+        (Change("irq 25 cpus", "6-7", "2"), "no core of 6-7 is online"),
+    ],
+)
+def test_what_the_device_can_no_longer_hold_is_dropped_and_said(root: Path, change: Change, said: str) -> None:
+    device = PlayedDevice()
+    machine_of(device, root)
+    (root / "sys/devices/system/cpu").mkdir(parents=True)
+    (root / "sys/devices/system/cpu/online").write_text("0-3\n")
+    EthtoolIoctl("eth0", device.ioctl).set_channels(combined=2)
+    device.table = [1] * 128  # ours
+    left, problems, [dropped] = undo([change], settings_of(device, root), "eth0")
+    assert (left, problems) == ([], [])
+    assert said in dropped
+    assert device.table == ([0, 1] * 64 if change.where == "eth0 table" else [1] * 128)
+
+
 def test_putting_back_ends_with_the_table_whatever_was_changed(root: Path) -> None:
     device = PlayedDevice()
     then = read(device, root)

@@ -135,6 +135,7 @@ def _session(running: RunningStream, session: Session) -> dict[str, Any]:
     least = None if None in marks else min(marks)
     return {
         "producer": session.producer,
+        "kind": session.kind,
         "epoch": session.epoch,
         "state": session.state,
         "peer": session.peer,

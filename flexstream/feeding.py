@@ -89,7 +89,7 @@ class Feeder:
                 self._check_alive()
         running.fed_until = None
         self._lives += 1
-        return running.sessions.register(FEED, self._lives, "in-process", fed=True)
+        return running.sessions.register(FEED, self._lives, "in-process", kind=FEED)
 
     def _feed_group(self, running: RunningStream, slot: int, flat: Any, group: int, wait: bool) -> None:
         if not 0 <= group < self._groups:

@@ -11,6 +11,7 @@ rows have their own numbers, and its watermark holds the group, from before its 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -20,8 +21,12 @@ from typing import Any
 
 from flexstream.wire import ErrorCode, bitmap
 
+log = logging.getLogger("flexstream.sessions")
+
 MOST_LANES = 64  # of one session in one group
-FEED = "feed"  # the producer name of rows that are fed in-process
+NETWORK = "network"  # kinds of sessions, each with names of its own: nobody is taken over from another kind
+FEED = "feed"  # rows that are fed in-process; their producer's name, too
+SINK = "sink"  # rows that were staged and committed
 
 
 class SessionRefused(Exception):
@@ -38,10 +43,10 @@ class Session:
     epoch: int
     slot: int
     peer: str
+    kind: str = NETWORK
     number: int = 0  # sessions of a stream, lanes too, in the order in which they first registered, from 1
     state: str = "live"  # live | idle | broken | ending | ended
     connections: int = 0
-    fed: bool = False  # its rows are fed in-process: its promises must stay behind them
     control: object | None = None  # the control connection that speaks for it now
     broken_at: float = 0.0  # when its control connection was lost; 0: it was not
     ended_at: float = 0.0
@@ -54,6 +59,15 @@ class Session:
     lanes: dict[tuple[int, int], Session] = field(default_factory=dict)  # (group, number): further lanes
     parent: Session | None = None  # of a further lane: the session that it belongs to
     lane: tuple[int, int] | None = None  # its key there
+
+    @property
+    def fed(self) -> bool:
+        """Its rows are fed in-process: its promises must stay behind them."""
+        return self.kind != NETWORK
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return (self.kind, self.producer)
 
     def family(self) -> list[Session]:
         """The session, or its parent, with all lanes: they live and end together."""
@@ -78,10 +92,10 @@ class StreamSessions:
         self._max = max_sessions
         self._begin_anew = begin_anew
         self._lock = threading.RLock()
-        self._by_producer: dict[str, Session] = {}
+        self._by_name: dict[tuple[str, str], Session] = {}
         self._by_slot: dict[int, Session] = {}
         self._expected = expected_producers
-        self._seen: set[str] = set()
+        self._seen: set[tuple[str, str]] = set()
         self._numbers = 0
         self.expired = 0
         self.completed = 0
@@ -90,7 +104,7 @@ class StreamSessions:
                 worker.hold(index, True)
 
     def register(
-        self, producer: str, epoch: int, peer: str, control: object | None = None, *, fed: bool = False,
+        self, producer: str, epoch: int, peer: str, control: object | None = None, *, kind: str = NETWORK,
         lanes_open: frozenset[int] = frozenset(),
     ) -> Session:  # fmt: skip
         """Register, or come back. Raises SessionRefused: stale epoch, no slot left.
@@ -100,13 +114,14 @@ class StreamSessions:
         `lanes_open` are nobody's any more, and end.
         """
         with self._lock:
-            session = self._by_producer.get(producer)
+            session = self._by_name.get((kind, producer))
+            if session is not None:
+                _note_jump(session, epoch, peer)
             if session is not None and session.state == "ended" and epoch > session.epoch:
                 self._free(session)
                 session = None
             if session is None:
-                session = self._new(producer, epoch, peer)
-                session.fed = fed
+                session = self._new(producer, epoch, peer, kind)
             elif epoch < session.epoch:
                 raise SessionRefused(
                     ErrorCode.STALE_EPOCH,
@@ -142,7 +157,7 @@ class StreamSessions:
             self._free(lane)
         del self._by_slot[session.slot]
         if session.parent is None:
-            del self._by_producer[session.producer]
+            del self._by_name[session.name]
         elif session.lane is not None:
             del session.parent.lanes[session.lane]
         for worker in self._workers:
@@ -164,7 +179,8 @@ class StreamSessions:
                 raise SessionRefused(
                     ErrorCode.TOO_MANY_SESSIONS, f"no session is left for lane {number}", "raise max_sessions"
                 )
-            lane = Session(session.producer, session.epoch, slot, session.peer, parent=session, lane=(group, number))
+            lane = Session(session.producer, session.epoch, slot, session.peer, session.kind)
+            lane.parent, lane.lane = session, (group, number)
             session.lanes[group, number] = lane
             self._by_slot[slot] = lane
             self._register(lane)
@@ -195,7 +211,7 @@ class StreamSessions:
             for worker in self._workers:
                 worker.end_session(self._index, lane.slot, None)
 
-    def _new(self, producer: str, epoch: int, peer: str) -> Session:
+    def _new(self, producer: str, epoch: int, peer: str, kind: str) -> Session:
         slot = self._free_slot()
         if slot is None:
             raise SessionRefused(
@@ -205,11 +221,11 @@ class StreamSessions:
             )
         if all(session.state == "ended" for session in self._by_slot.values()):
             self._begin_anew()
-        session = Session(producer, epoch, slot, peer)
-        self._by_producer[producer] = session
+        session = Session(producer, epoch, slot, peer, kind)
+        self._by_name[session.name] = session
         self._by_slot[slot] = session
         self._register(session)
-        self._seen.add(producer)
+        self._seen.add(session.name)
         if self._expected and len(self._seen) >= self._expected:
             self._expected = 0
             for worker in self._workers:
@@ -223,9 +239,9 @@ class StreamSessions:
                     worker.session_idle(self._index, one.slot, False)
         session.state = "live"
 
-    def find(self, producer: str) -> Session | None:
+    def find(self, producer: str, kind: str = NETWORK) -> Session | None:
         with self._lock:
-            return self._by_producer.get(producer)
+            return self._by_name.get((kind, producer))
 
     def at(self, slot: int) -> Session | None:
         with self._lock:
@@ -309,3 +325,10 @@ class StreamSessions:
                     session.broken_at = 0.0
                     self.expired += 1
                     self.end(session, None)
+
+
+def _note_jump(session: Session, epoch: int, peer: str) -> None:
+    """A process that continues a session counts on by one; another who uses its name can only guess."""
+    if session.kind == NETWORK and epoch > session.epoch + 1:
+        fields = {"producer": session.producer, "epoch": session.epoch, "new_epoch": epoch}
+        log.warning("epoch_jumped", extra={"fields": fields | {"peer": peer, "old_peer": session.peer}})

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from flexstream.errors import FlexStreamError, StageError
 from flexstream.feeding import TIME_LIMIT, Feeder
-from flexstream.sessions import Session, SessionRefused
+from flexstream.sessions import SINK, Session, SessionRefused
 from flexstream.stage_block import decode
 from flexstream.stage_port import StagePort
 from flexstream.stages import DEFAULT_LIMIT_BYTES, Stage, Stages
@@ -222,7 +222,7 @@ class Staging:
                 raise StageError(f"sink {sink} is still ending", code="sink_ending", hint="commit again")
             self._lives += 1
             try:
-                session = running.sessions.register(_producer_of(sink), self._lives, "commits", fed=True)
+                session = running.sessions.register(_producer_of(sink), self._lives, "commits", kind=SINK)
             except SessionRefused as error:
                 raise StageError(error.message, code="too_many_sessions", hint=error.hint) from error
             self._sessions[key] = session

@@ -196,6 +196,10 @@ class Nic(ABC):
         """What producers need to choose their ports; None: no alignment, capability "alignment" has the reason."""
         return None
 
+    def cannot_align(self) -> str | None:
+        """Why this one will never steer a connection, once started; None: it does, or may. "auto" then goes on."""
+        return None
+
     def start(self, worker_cpus: Sequence[int | None]) -> None:
         """Make the device ours: queue i to the core of worker i, the table written even when it is unchanged.
 

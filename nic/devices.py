@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexstream.nic.interrupts import format_cpus, parse_mask
+from flexstream.nic.toeplitz import parse_ip
 
 CAP_NET_ADMIN = 12
 IFF_UP = 1
@@ -127,6 +128,21 @@ def device_names(root: Path = Path("/")) -> list[str]:
     folder = root / "sys/class/net"
     found = [path.name for path in folder.iterdir() if (path / "flags").exists()] if folder.is_dir() else []
     return sorted(found)
+
+
+def is_own_address(address: str) -> bool:
+    """Whether packets from there come by loopback, whatever address they call."""
+    ip = parse_ip(address)
+    if ip.is_loopback:
+        return True
+    if ip.is_link_local:
+        return False  # needs a zone to be asked about, and the usual peer with one is a neighbour
+    with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((str(ip), 0))
+        except OSError:
+            return False
+    return True
 
 
 def numa_cpus(node: int, root: Path = Path("/")) -> str | None:

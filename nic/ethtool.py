@@ -16,6 +16,7 @@ from typing import Any
 
 from flexstream.errors import ConfigError
 from flexstream.nic.contract import (
+    FOUR_TUPLE,
     Capability,
     Change,
     Connection,
@@ -27,7 +28,7 @@ from flexstream.nic.contract import (
     Verification,
     entries_for,
 )
-from flexstream.nic.devices import DeviceFiles
+from flexstream.nic.devices import DeviceFiles, is_own_address
 from flexstream.nic.drift import differences
 from flexstream.nic.facts import Facts, read_facts
 from flexstream.nic.interrupts import affinity
@@ -37,7 +38,7 @@ from flexstream.nic.queue_counters import queue_packets
 from flexstream.nic.rss_ioctl import Rss, refused
 from flexstream.nic.rss_transport import RssTransport
 from flexstream.nic.settings import Settings, format_table
-from flexstream.nic.verification import judge
+from flexstream.nic.verification import judge, judge_spread
 
 log = logging.getLogger("flexstream.nic")
 
@@ -145,6 +146,13 @@ class EthtoolNic(Nic):
             return None
         steering = self._facts.steering(self._groups)
         return None if isinstance(steering, str) else steering
+
+    def cannot_align(self) -> str | None:
+        facts = self._facts
+        if self._applied is None:  # start will ask for the 4-tuple
+            facts = replace(facts, hash_fields=dict.fromkeys(facts.hash_fields, FOUR_TUPLE))
+        steering = facts.steering(self._groups)
+        return steering if isinstance(steering, str) else None
 
     def bucket_counters(self) -> tuple[int, ...]:
         """Rows per bucket; a group with several entries counts in its first one, so that the sum is the rows'."""
@@ -284,14 +292,16 @@ class EthtoolNic(Nic):
 
     def verify(self, connections: Sequence[Connection]) -> Verification:
         steering = self.steering()
-        if steering is None:
-            reason = self.capability("alignment").reason or "the device does not answer"
-            self._verified = Verification(Verdict.UNVERIFIED, reason)
-            return self._verified
         rps = bool(DeviceFiles(self.device, self._root).rps())
         cores: Sequence[int | None] = [None] * self.queues() if rps else self.queue_cpu()
-        napi = self._transport.queue_napi()
-        self._verified = judge(connections, steering, self.table(), cores, device=self.device, rps=rps, queue_napi=napi)
+        if steering is None:
+            reason = self.capability("alignment").reason or "the device does not answer"
+            self._verified = judge_spread(_from_outside(connections), self._facts.table, cores, why=reason)
+        else:
+            napi = self._transport.queue_napi()
+            self._verified = judge(
+                connections, steering, self.table(), cores, device=self.device, rps=rps, queue_napi=napi
+            )
         return self._verified
 
     def health(self) -> NicHealth:
@@ -306,6 +316,16 @@ class EthtoolNic(Nic):
     def drift(self) -> list[str]:
         self._facts = self.read()  # so that queues, key and reasons are those of today
         return differences(self._reference, self._facts)
+
+
+def _from_outside(connections: Sequence[Connection]) -> list[Connection]:
+    """Those that came by a device, whether or not its driver marks packets with a NAPI id."""
+    ours: dict[str, bool] = {}
+    for connection in connections:
+        peer = connection.peer[0]
+        if peer not in ours:
+            ours[peer] = connection.napi_id is None and is_own_address(peer)
+    return [connection for connection in connections if not ours[connection.peer[0]]]
 
 
 def _capability(name: str, obstacle: str | None) -> Capability:

@@ -51,9 +51,10 @@ from flexstream.nic.contract import (
     Verification,
     entries_for,
 )
+from flexstream.nic.devices import is_own_address
 from flexstream.nic.journal import DeviceLock
 from flexstream.nic.receive_steering import ReceiveSteering
-from flexstream.nic.toeplitz import bucket_of, parse_ip
+from flexstream.nic.toeplitz import bucket_of
 from flexstream.nic.verification import TOLERATED_SHARE
 
 log = logging.getLogger("flexstream.nic.kernel")
@@ -396,7 +397,7 @@ class KernelNic(Nic):
                 continue
             peer = connection.peer[0]
             if peer not in ours:
-                ours[peer] = _is_own_address(peer)
+                ours[peer] = is_own_address(peer)
             if ours[peer] == by_loopback:
                 yield connection
 
@@ -418,20 +419,6 @@ def _judged(wrong: Sequence[str], checked: int, device: str) -> Verification:
         return Verification(Verdict.UNVERIFIED, f"one connection only, and {wrong[0]}", checked)
     reason = f"{checked - len(wrong)} of {checked} connections arrived on the core that the table names"
     return Verification(Verdict.VERIFIED, reason, checked)
-
-
-def _is_own_address(address: str) -> bool:
-    ip = parse_ip(address)
-    if ip.is_loopback:
-        return True
-    if ip.is_link_local:
-        return False  # needs a zone to be asked about, and the usual peer with one is a neighbour
-    with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((str(ip), 0))
-        except OSError:
-            return False
-    return True
 
 
 def _is_up(device: str) -> bool:

@@ -1,7 +1,8 @@
 """Which NIC implementation serves the data port: probed in order, each one that is passed over with its reason.
 
 "auto" tries the device of the listen address: its own table (ethtool), a table in the kernel, then user space, which
-always works. A named one is taken or refused with the reason; it is not replaced silently.
+always works. It takes the first that can align: a table whose key nobody knows spreads packets, and steers none. A
+named one is taken or refused with the reason; it is not replaced silently.
 """
 
 from __future__ import annotations
@@ -72,10 +73,11 @@ def open_nic(
     for kind, device in _order(wanted, host, below, notes):
         if kind == "user":
             break
+        ours = wanted.kind == "auto" or below is not None
         try:
-            nic = _make(kind, device, groups, cpus, start, group_rows)
+            nic = _make(kind, device, groups, cpus, start, group_rows, must_align=ours)
         except ConfigError as error:
-            if wanted.kind != "auto" and below is None:
+            if not ours:
                 raise
             notes.append(f"{kind}:{device}: {error.message}")
         else:
@@ -103,8 +105,9 @@ def _order(spec: Spec, host: str | None, below: str | None, notes: list[str]) ->
 
 
 def _make(
-    kind: str, device: str, groups: int, cpus: Sequence[int | None], placement: Sequence[int], group_rows: Any
-) -> Nic:
+    kind: str, device: str, groups: int, cpus: Sequence[int | None], placement: Sequence[int], group_rows: Any,
+    *, must_align: bool,
+) -> Nic:  # fmt: skip
     module, name = _CLASSES[kind]
     try:
         implementation: Any = getattr(import_module(module), name)
@@ -116,7 +119,9 @@ def _make(
     more = {"group_rows": group_rows} if kind == "ethtool" else {}  # the kernel's table counts by itself
     nic = cast(Nic, implementation(device, groups=groups, **more))
     try:
+        _check_alignment(nic, must_align)
         nic.start(cpus)
+        _check_alignment(nic, must_align)  # the driver may have refused what was missing
         nic.follow(placement)
     except ConfigError:
         nic.close()
@@ -125,6 +130,12 @@ def _make(
         nic.close()
         raise _cannot(kind, device, error.strerror or str(error)) from error
     return nic
+
+
+def _check_alignment(nic: Nic, must_align: bool) -> None:
+    if must_align and (reason := nic.cannot_align()) is not None:
+        assert nic.device is not None
+        raise _cannot(nic.kind, nic.device, reason)
 
 
 def _cannot(kind: str, device: str, reason: str) -> ConfigError:

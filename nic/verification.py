@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from flexstream.nic.contract import Connection, Steering, Verdict, Verification
 from flexstream.nic.toeplitz import bucket_of
 
+CHANCE = 1e-6  # of a device that obeys being called one that does not
 TOLERATED_SHARE = 0.1  # connections that may disagree: their latest packet may have met an interrupt on its way
 
 
@@ -61,6 +62,44 @@ def judge(
     return Verification(
         Verdict.UNVERIFIED, "all connections are on one queue that is not pinned to one core: nothing to compare", 0
     )
+
+
+def judge_spread(
+    connections: Sequence[Connection], table: Sequence[int], queue_cpu: Sequence[int | None], *, why: str
+) -> Verification:
+    """Where no bucket can be predicted (no key, another hash): do connections spread as the table spreads them?
+
+    A device that keeps to one queue under a table of several is seen through once that is no accident. One that uses
+    several may obey; more cannot be said, and `why` says the reason. By cores where all queues of the table are pinned,
+    else by NAPI ids, each of which is a queue's.
+    """
+    shares = {queue: count / len(table) for queue, count in Counter(table).items()}
+    if len(shares) < 2:
+        return Verification(Verdict.UNVERIFIED, why)
+    cores = {queue: queue_cpu[queue] if queue < len(queue_cpu) else None for queue in shares}
+    by_core = None not in cores.values()
+    places = [c.incoming_cpu if by_core else c.napi_id for c in connections]
+    seen = Counter(place for place in places if place is not None)
+    checked, what = seen.total(), "core" if by_core else "NAPI id"
+    largest = max(shares.values())
+    if by_core:
+        per_core: Counter[int | None] = Counter()
+        for queue, share in shares.items():
+            per_core[cores[queue]] += share  # type: ignore[assignment]
+        largest = max(per_core.values())
+        stray = sum(count for core, count in seen.items() if core not in per_core)
+        if stray >= 2 and stray > TOLERATED_SHARE * checked:
+            reason = f"{stray} of {checked} connections arrived on cores that serve no queue of the table"
+            return Verification(Verdict.DISOBEYED, reason, checked)
+    if checked and max(seen.values()) > (1 - TOLERATED_SHARE) * checked and largest ** max(seen.values()) < CHANCE:
+        [(place, count)] = seen.most_common(1)
+        reason = (
+            f"{count} of {checked} connections arrived on {what} {place}, and the table spreads them over "
+            f"{len(shares)} queues"
+        )
+        return Verification(Verdict.DISOBEYED, reason, checked)
+    spread = f"; {checked} connections were seen on {len(seen)} {what}s, the table has {len(shares)} queues"
+    return Verification(Verdict.UNVERIFIED, why + (spread if checked else ""), checked)
 
 
 def _owners(seen: Sequence[tuple[Connection, int]]) -> dict[int, int]:

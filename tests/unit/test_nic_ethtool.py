@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flexstream.errors import ConfigError
-from flexstream.nic import journal
+from flexstream.nic import ethtool, journal
 from flexstream.nic.contract import Connection, NicState, Verdict
 from flexstream.nic.ethtool import EthtoolNic
 from flexstream.nic.journal import DeviceLock, Journal, left_behind
@@ -264,6 +264,35 @@ def test_what_cannot_be_aligned_still_follows_the_placement(make: Make, played: 
     assert set(device.table) == {2}
     assert nic.verify([]).verdict is Verdict.UNVERIFIED
     nic.close()
+
+
+def test_a_card_without_a_key_that_keeps_to_one_queue_is_seen_through(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ethtool, "is_own_address", lambda address: address == "127.0.0.1")
+    nic, _ = make(key=b"")
+    nic.start([3, 2, 1, 0])
+    nic.follow([group % 4 for group in range(GROUPS)])
+    local = ("192.0.2.1", 7400)
+    seen = [Connection(("192.0.2.2", port), local, 0, None, 3, None) for port in range(40000, 40064)]
+    assert nic.verify(seen).verdict is Verdict.DISOBEYED
+    assert nic.health().state is NicState.DISOBEYED
+    own = [Connection(("127.0.0.1", port), local, 0, None, 3, None) for port in range(40000, 40064)]
+    assert nic.verify(own).verdict is Verdict.UNVERIFIED, "packets to oneself pass no device"
+
+
+def test_what_a_start_can_mend_is_no_reason_to_pass_a_device_over(make: Make) -> None:
+    nic, _ = make(hashed={1: 0x30, 5: 0x30})
+    assert nic.cannot_align() is None
+    nic.start([0, 1, 2, 3])
+    assert nic.cannot_align() is None
+    nic.close()
+    refusing, _ = make(hashed={1: 0x30, 5: 0x30}, refuse={0x2A: errno.EOPNOTSUPP})
+    assert refusing.cannot_align() is None
+    refusing.start([0, 1, 2, 3])
+    assert "src_ip, dst_ip" in str(refusing.cannot_align())
+    refusing.close()
+    assert "RSS key" in str(make(key=b"")[0].cannot_align())
 
 
 def test_in_a_table_smaller_than_g_groups_share_entries_and_move_together(make: Make) -> None:

@@ -32,6 +32,7 @@ class Made(UserNic):
     """Stands for a device's implementation: a user NIC under another kind, that can be told what to refuse."""
 
     refuses: str | None = None
+    never_aligns: str | None = None
     start_fails = False
     closed = 0
 
@@ -42,6 +43,9 @@ class Made(UserNic):
     @classmethod
     def probe(cls, device: str) -> str | None:
         return cls.refuses
+
+    def cannot_align(self) -> str | None:
+        return self.never_aligns
 
     def start(self, worker_cpus: object) -> None:
         if self.start_fails:
@@ -84,6 +88,17 @@ def test_what_is_passed_over_is_named_with_its_reason(kinds: SimpleNamespace) ->
     assert "kernel:eth7" in second
     assert "EBUSY" in second
     assert kinds.kernel.closed == 1, "one that failed to start is closed again"
+
+
+def test_auto_goes_on_to_what_can_align(kinds: SimpleNamespace) -> None:
+    kinds.ethtool.never_aligns = "driver vmxnet3 does not show its RSS key"
+    nic = opened()
+    assert nic.kind == "kernel"  # type: ignore[attr-defined]
+    assert "does not show its RSS key" in nic.passed_over[0]  # type: ignore[attr-defined]
+    assert kinds.ethtool.closed == 1
+    assert opened("ethtool:eth3").kind == "ethtool", "a named one is taken as it is"  # type: ignore[attr-defined]
+    kinds.kernel.never_aligns = "nothing does"
+    assert opened().kind == "user"  # type: ignore[attr-defined]
 
 
 def test_a_named_one_is_taken_or_refused_never_replaced(kinds: SimpleNamespace) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from flexstream.nic.contract import FOUR_TUPLE, Connection, Steering, Verdict
 from flexstream.nic.toeplitz import DEFAULT_KEY, bucket_of
-from flexstream.nic.verification import judge
+from flexstream.nic.verification import judge, judge_spread
 
 TABLE = [entry % 4 for entry in range(128)]
 STEERING = Steering(DEFAULT_KEY, FOUR_TUPLE, 128, 128)
@@ -96,3 +96,51 @@ def test_ipv6_connections_count_too() -> None:
         queue = TABLE[bucket_of(DEFAULT_KEY, ("2001:db8::9", port), local, 128)]
         seen.append(Connection(("2001:db8::9", port), local, 0, None, CORES[queue], 500 + queue))
     assert judge(seen, STEERING, TABLE, CORES, device="eth0").verdict is Verdict.VERIFIED
+
+
+# -- without a key: what is seen is all there is
+
+WHY = "no alignment: driver vmxnet3 does not show its RSS key"
+
+
+def spread(connections: list[Connection], table: list[int] = TABLE, cores: list[int | None] = CORES) -> Verdict:  # type: ignore[assignment]
+    found = judge_spread(connections, table, cores, why=WHY)
+    if found.verdict is Verdict.UNVERIFIED:
+        assert WHY in found.reason
+    return found.verdict
+
+
+@pytest.mark.parametrize("napi", [None, 500])
+def test_all_on_one_core_under_a_table_of_four_is_seen_through_without_a_key(napi: int | None) -> None:
+    seen = [Connection(("192.0.2.9", port), LOCAL, 0, None, 10, napi) for port in PORTS]
+    found = judge_spread(seen, TABLE, CORES, why=WHY)
+    assert found.verdict is Verdict.DISOBEYED
+    assert "32 of 32 connections arrived on core 10, and the table spreads them over 4 queues" in found.reason
+    assert spread(seen[:5]) is Verdict.UNVERIFIED, "five may be an accident"
+
+
+def test_several_cores_may_be_obedience_and_prove_nothing() -> None:
+    assert spread([connection(port) for port in PORTS]) is Verdict.UNVERIFIED
+    assert spread([]) is Verdict.UNVERIFIED
+
+
+def test_a_table_of_one_queue_is_no_test() -> None:
+    assert spread([connection(port, queue=2) for port in PORTS], [2] * 128) is Verdict.UNVERIFIED
+
+
+def test_queues_that_are_not_pinned_are_told_apart_by_napi_ids_only() -> None:
+    unpinned: list[int | None] = [None] * 4
+    assert spread([connection(port, cpu=1, napi=500) for port in PORTS], TABLE, unpinned) is Verdict.DISOBEYED
+    assert spread([connection(port, cpu=1) for port in PORTS], TABLE, unpinned) is Verdict.UNVERIFIED
+    without = [Connection(("192.0.2.9", port), LOCAL, 0, None, 1, None) for port in PORTS]
+    assert spread(without, TABLE, unpinned) is Verdict.UNVERIFIED, "one core may serve all interrupts"
+
+
+def test_queues_that_share_a_core_count_as_one_place() -> None:
+    seen = [Connection(("192.0.2.9", port), LOCAL, 0, None, 10, 500) for port in PORTS]
+    assert spread(seen, TABLE, [10, 10, 10, 10]) is Verdict.UNVERIFIED
+
+
+def test_cores_that_serve_no_queue_of_the_table_are_no_obedience() -> None:
+    seen = [Connection(("192.0.2.9", port), LOCAL, 0, None, 20 + port % 3, None) for port in PORTS]
+    assert spread(seen) is Verdict.DISOBEYED

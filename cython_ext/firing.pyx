@@ -11,7 +11,7 @@ from flexstream.cython_ext.merging cimport SCAN, positions_in_use, table_merge, 
 from flexstream.cython_ext.messages cimport RESULT_BLOCK
 from flexstream.cython_ext.panes cimport (
     PHASE_EMIT, PHASE_EMIT_UNMERGED, PHASE_MERGE, PHASE_NONE, PHASE_SIDES, PHASE_TAKE_OUT, STEP_DONE, STEP_MORE, STEP_WAIT,
-    Context, Pane, PaneSet, Query, Step, drop_panes, end_after, first_end, hand_over, last_end, next_due,
+    Context, Pane, PaneSet, Query, Step, closed_until, drop_panes, end_after, first_end, hand_over, last_end, next_due,
     next_part, open_from, pane_position,
 )
 from flexstream.cython_ext.partial cimport (
@@ -45,10 +45,10 @@ cdef bint next_revision(Query *query, PaneSet *panes, int64_t *end) noexcept nog
     """The earliest fired window after `revised_until` that holds a dirty pane and may still change."""
     cdef uint32_t i
     cdef int64_t candidate, after
-    cdef int64_t floor = panes.revised_until
+    cdef int64_t floor = closed_until(query, panes)
     cdef bint found = False
-    if panes.watermark > INT64_MIN + query.lateness and panes.watermark - query.lateness > floor:
-        floor = panes.watermark - query.lateness
+    if panes.revised_until > floor:
+        floor = panes.revised_until
     for i in range(panes.n):
         if panes.panes[i].dirty:
             candidate = first_end(query, panes.panes[i].start)
@@ -302,7 +302,7 @@ cdef void pass_until(const Query *query, PaneSet *panes, int64_t moment) noexcep
         panes.fired_until = last
     if moment > panes.watermark:
         panes.watermark = moment
-    panes.late_before = open_from(query, fs_minus(panes.watermark, query.lateness))
+    panes.late_before = open_from(query, closed_until(query, panes))
 
 
 cdef void settle(Query *query, Context *context, PaneSet *panes, int64_t watermark) noexcept nogil:

@@ -246,6 +246,7 @@ cdef Position position_of(const PaneSet *panes) noexcept nogil:
     position.watermark = panes.watermark
     position.late_before = panes.late_before
     position.fired_until = panes.fired_until
+    position.restored_until = panes.restored_until
     position.usual_keys = panes.usual_keys
     return position
 
@@ -257,6 +258,7 @@ cdef void begin_at(PaneSet *panes, const Position *position) noexcept nogil:
     panes.watermark = max(position.watermark, known.watermark)
     panes.late_before = max(position.late_before, known.late_before)
     panes.fired_until = max(position.fired_until, known.fired_until)
+    panes.restored_until = max(position.restored_until, known.restored_until)
     panes.usual_keys = position.usual_keys
 
 

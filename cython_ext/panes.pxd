@@ -16,7 +16,7 @@ from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from flexstream.cython_ext.arena cimport Arena, ArenaStatus
 from flexstream.cython_ext.blocks cimport Output
 from flexstream.cython_ext.fronts cimport Dense, Front
-from flexstream.cython_ext.includes.native cimport fs_end_after, fs_first_end, fs_last_end, fs_open_from
+from flexstream.cython_ext.includes.native cimport fs_end_after, fs_first_end, fs_last_end, fs_minus, fs_open_from
 from flexstream.cython_ext.partial cimport Layout, Side, Table
 from flexstream.cython_ext.program cimport Program, Scratch
 from flexstream.cython_ext.ring cimport Ring
@@ -67,6 +67,7 @@ cdef struct PaneSet:
     int64_t watermark         # never goes back; rows are judged by it
     int64_t late_before       # event times below are late
     int64_t fired_until
+    int64_t restored_until    # windows up to here fired before a restart: they have no state, and never change
     bint dirty                # some pane got a late row that fired windows must hear of
     # the firing in progress
     int phase
@@ -178,6 +179,11 @@ cdef inline int64_t open_from(const Query *query, int64_t moment) noexcept nogil
     if moment == INT64_MIN:
         return INT64_MIN
     return fs_open_from(moment, query.size, query.slide)
+
+
+cdef inline int64_t closed_until(const Query *query, const PaneSet *panes) noexcept nogil:
+    """Windows that end at or before this never change any more: beyond their lateness, or fired before a restart."""
+    return max(fs_minus(panes.watermark, query.lateness), panes.restored_until)
 
 
 cdef inline void next_part(PaneSet *panes) noexcept nogil:

@@ -27,6 +27,7 @@ cdef void panes_reset(PaneSet *panes) noexcept nogil:
     panes.watermark = INT64_MIN
     panes.late_before = INT64_MIN
     panes.fired_until = INT64_MIN
+    panes.restored_until = INT64_MIN
     panes.revised_until = INT64_MIN
 
 

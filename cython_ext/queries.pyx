@@ -178,6 +178,17 @@ cdef class QueryState:
         cdef uint64_t before = fs_load_relaxed(&self.query.counters.rows_before)
         return 0 if before == UINT64_MAX else received - before
 
+    def restore(self, ends):
+        """{group: the end of the last window that fired before a restart}. Before a worker has the query.
+
+        What fired has fired: rows that have no later window are late.
+        """
+        cdef PaneSet *panes
+        for group, end in ends.items():
+            panes = &self.query.sets[<uint32_t> group]
+            panes.watermark = panes.fired_until = panes.restored_until = end
+            panes.late_before = panes.restored_until - self.query.size + self.query.slide
+
     def use_variant(self, size_t function):
         """Run the compiled variant from the next batch on; 0: the generic one. The code must stay loaded."""
         fs_store_release(&self.query.variant, function)

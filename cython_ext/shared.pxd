@@ -67,6 +67,7 @@ cdef struct Position:             # how far a query has come with a group
     int64_t watermark
     int64_t late_before
     int64_t fired_until
+    int64_t restored_until
     uint32_t usual_keys
 
 

@@ -228,6 +228,9 @@ class Engine(Orders):
             states = [QueryState(number, bound, lowered, self.groups, self._allocator) for _ in self.workers]
             rows, late_rows = ResultRows(bound), LateRows(stream.stream)
             log, late_log = self._logs.open(query, rows, late_rows)
+            ends = query_logs.fired_before(log, bound, self.groups, self.staging.needed_from(query.name))
+            for state in states:
+                state.restore(ends)
             running = RunningQuery(
                 query, number, stream, states, Feed(query.name, rows, log), Feed(query.name, late_rows, late_log),
                 log, late_log,

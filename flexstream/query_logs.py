@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from flexstream.errors import FlexStreamError
+from flexstream.plan import BoundQuery
 from flexstream.query import Query
+from flexstream.state.known import last_ends
 from flexstream.state.result_log import ResultLog
 
 log = logging.getLogger("flexstream.results")
@@ -38,6 +40,18 @@ class QueryLogs:
             directory, rows.schema, plan=plan_of(query),
             retention_bytes=self._retention_bytes, retention_s=self._retention_s,
         )  # fmt: skip
+
+
+def fired_before(log: ResultLog, bound: BoundQuery, groups: int, needed_from: int | None) -> dict[int, int]:
+    """{group: the end of the last window that fired}, as the log of a query that goes on after a restart says.
+
+    `needed_from`: the oldest row that will be applied again; windows that hold it, or later ones, are not over.
+    """
+    ends = last_ends(log, groups)
+    if needed_from is None:
+        return ends
+    before = (needed_from - bound.size) // bound.slide * bound.slide + bound.size
+    return {group: min(end, before) for group, end in ends.items()}
 
 
 def plan_of(query: Query) -> str:

@@ -199,6 +199,11 @@ class Staging:
         """A query was cancelled. Batches do not wait for it any more, and are not for one of that name later."""
         self.journal.query_gone(name)
 
+    def needed_from(self, query: str) -> int | None:
+        """The oldest event time of batches that a query sees again after a restart."""
+        kept = [record for record in self.journal.kept_records() if query in record["queries"]]
+        return min((record["min_time"] for record in kept if record["min_time"] is not None), default=None)
+
     def only_queries(self, names: set[str]) -> None:
         """After a restart: these are all there are."""
         for name in {name for record in self.journal.kept_records() for name in record["queries"]} - names:

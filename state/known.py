@@ -84,6 +84,22 @@ class KnownLate:
         return b"".join(fresh)
 
 
+def last_ends(log: ResultLog, groups: int) -> dict[int, int]:
+    """{group: the latest end of a window} of the results of the log's newest generation.
+
+    Windows of a group fire in order, but for revisions: read from the end, until each group has a first firing.
+    """
+    latest = np.full(groups, np.iinfo(np.int64).min)
+    waiting = np.ones(groups, np.bool_)
+    for batch in log.newest_first():
+        group = column(batch.column("group"), np.dtype("<i4"))
+        np.maximum.at(latest, group, column(batch.column("window_end"), np.dtype("<i8")))
+        waiting[group[column(batch.column("revision"), np.dtype("<i4")) == 0]] = False
+        if not waiting.any():
+            break
+    return {int(group): int(latest[group]) for group in np.flatnonzero(latest > np.iinfo(np.int64).min)}
+
+
 def _split(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
 

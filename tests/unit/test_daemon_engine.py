@@ -113,6 +113,24 @@ def test_results_streams_and_queries_survive_a_restart(project: Path, tmp_path: 
         assert served.views(next_offset, rows=len(expected)) == expected
 
 
+def test_rows_sent_again_after_a_kill_do_not_fire_their_window_again(project: Path, tmp_path: Path) -> None:
+    rows = generate(ROWS, 20, 1, RATE)
+    tail = rows[-ROWS // 10 :]  # the last window's, fired and not yet acknowledged, for all that its producer knows
+    with serve(project, tmp_path) as served:
+        served.client.post("/v1/queries", YSB_QUERY.to_dict())
+        served.send(rows)
+        expected = expected_views(rows)
+        assert served.views(rows=len(expected)) == expected
+        served.child.kill()
+        served.child.wait(30)
+    with serve(project, tmp_path) as served:
+        served.send(tail)
+        assert served.views() == expected, "each result is there once"
+        views = int((tail["event_type"] == b"view").sum())
+        assert served.client.get("/v1/queries/ysb")["late"] == views
+        assert sum(1 for _ in served.client.rows("ysb", late=True, limit=views, follow=True)) == views
+
+
 def test_a_stop_names_the_windows_that_had_not_fired(project: Path, tmp_path: Path) -> None:
     with serve(project, tmp_path) as served:
         served.client.post("/v1/queries", YSB_QUERY.to_dict())

@@ -296,7 +296,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("expected_producers", _count(0, 1 << 16), 0, "no window fires before so many have come"),
         Setting("retention_bytes", _optional(_size), None, "results kept per query; none keeps all"),
         Setting("retention_s", _optional(_seconds), None, "age of the oldest results kept; none keeps all"),
-        Setting("stage_limit_bytes", _optional(_size), "16GiB", "bound on rows that wait for a commit"),
+        Setting("stage_limit_bytes", _optional(_size), "16GiB", "bound on what stages take until they are applied"),
         Setting("stage_timeout_s", _seconds, 86400.0, "how long finished stages wait for a commit"),
         Setting("drain_timeout_s", _seconds, 30.0, "how long a stop waits for received rows"),
         Setting("max_body_bytes", _size, 1 << 20, "largest HTTP request body"),

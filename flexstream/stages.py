@@ -17,8 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flexstream.errors import StageError
 from flexstream.stage_block import Block
+from flexstream.stage_room import STAGE_BYTES, StageRoom
 from flexstream.state.commits import NAME as JOURNAL_NAME
 from flexstream.state.pages import Bytes
 from flexstream.state.segments import sync_directory
@@ -28,9 +31,9 @@ log = logging.getLogger("flexstream.stages")
 
 MEMORY_BYTES = 256 << 20  # of stages without a directory; what is more is spilled
 DEFAULT_LIMIT_BYTES = 16 << 30
-ROOM_WAIT_S = 30.0  # how long a producer waits for room before it is refused
 FENCES = 10_000
 ASIDE = "aside"  # the folder of stages whose batch was set aside
+Pairs = np.ndarray[Any, np.dtype[np.int64]]
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -43,14 +46,22 @@ class Stage:
     state: str = "open"  # open | finished | committed
     rows: int = 0
     bytes: int = 0  # of the rows
-    groups: Counter[int] = field(default_factory=Counter)
+    groups: dict[int, int] = field(default_factory=dict)  # rows, while it is open
     min_time: int | None = None
     max_time: int | None = None
     touched: float = field(default_factory=time.time)
     waiting: int = 0  # rows that were not applied and not dropped
+    taken_bytes: int = 0  # of the room
+    in_memory_bytes: int = 0
+    group_rows: Pairs = field(default_factory=lambda: np.zeros((0, 2), np.int64))  # the same when it is finished
+
+    def close_groups(self) -> None:
+        """Many may be finished: the rows of each group in a form that takes little memory."""
+        self.group_rows = np.array(sorted(self.groups.items()), np.int64).reshape(-1, 2)
+        self.groups = {}
 
     def receipt(self) -> dict[str, Any]:
-        groups = {str(group): rows for group, rows in sorted(self.groups.items())}
+        groups = {str(group): rows for group, rows in self.group_rows.tolist()}
         return {"stage": self.id, "rows": self.rows, "bytes": self.bytes, "groups": groups}
 
 
@@ -60,16 +71,16 @@ class Stages:
     def __init__(self, directory: Path | None, limit_bytes: int, timeout_s: float) -> None:
         """Finds the stages that a process before has finished. Raises StageError."""
         self.directory = directory
-        self.limit_bytes = limit_bytes
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)
+        self.room = StageRoom(self._lock, limit_bytes)
         self._stages: dict[str, Stage] = {}
         self._fenced: OrderedDict[str, str] = OrderedDict()  # id -> why
         self._dropped: Counter[str] = Counter()  # rows by stream
+        self._waiting: Counter[str] = Counter()  # the same of those that are not applied
+        self._in_memory_bytes = 0
         self._stopped = False
         self.expired = 0
-        self.held_back = 0  # producers that wait for room
         if directory is not None:
             try:
                 directory.mkdir(parents=True, exist_ok=True, mode=0o750)
@@ -88,12 +99,18 @@ class Stages:
                 path.unlink()
                 continue
             file, about, receipt = found
-            groups = Counter({int(group): rows for group, rows in receipt["groups"].items()})
+            groups = {int(group): rows for group, rows in receipt["groups"].items()}
             rows, size = receipt["rows"], receipt["bytes"]
-            self._stages[path.stem] = Stage(
+            stage = Stage(
                 path.stem, about["stream"], file, about.get("producer", ""), "finished", rows, size, groups,
                 receipt["min_time"], receipt["max_time"], path.stat().st_mtime, waiting=rows,
             )  # fmt: skip
+            stage.close_groups()
+            self._waiting[stage.stream] += rows
+            stage.taken_bytes = STAGE_BYTES
+            self.room.add(STAGE_BYTES, 1)
+            self._stages[path.stem] = stage
+            self._recount(stage)
 
     # Rows in ------------------------------------------------------------------------------------------------
 
@@ -106,18 +123,27 @@ class Stages:
                 hint="use a fresh UUID: letters, digits, - and _, at most 64",
             )
         with self._lock:
-            self._check_not_fenced(stage_id)
-            if stage_id in self._stages:
-                raise StageError(
-                    f"stage {stage_id} is {self._stages[stage_id].state} already",
-                    code="stage_exists",
-                    hint="each attempt needs a fresh UUID",
-                )
-            path = self.directory / f"{stage_id}{SUFFIX}" if self.directory is not None else None
-            file = StageFile.create(path, {"stage": stage_id, "stream": stream, **about})
-            stage = Stage(stage_id, stream, file, str(about.get("producer", "")))
+            self.room.take(STAGE_BYTES, 1, lambda: self._check_new(stage_id))
+            try:
+                path = self.directory / f"{stage_id}{SUFFIX}" if self.directory is not None else None
+                file = StageFile.create(path, {"stage": stage_id, "stream": stream, **about})
+            except StageError:
+                self.room.add(-STAGE_BYTES, -1)
+                raise
+            stage = Stage(stage_id, stream, file, str(about.get("producer", "")), taken_bytes=STAGE_BYTES)
             self._stages[stage_id] = stage
+            self._recount(stage)
             return stage
+
+    def _check_new(self, stage_id: str) -> None:
+        self._check_running()
+        self._check_not_fenced(stage_id)
+        if stage_id in self._stages:
+            raise StageError(
+                f"stage {stage_id} is {self._stages[stage_id].state} already",
+                code="stage_exists",
+                hint="each attempt needs a fresh UUID",
+            )
 
     def _check_not_fenced(self, stage_id: str) -> None:
         if stage_id in self._fenced:
@@ -127,43 +153,44 @@ class Stages:
                 hint="its rows will never count; a new attempt needs a fresh UUID",
             )
 
-    def wait_for_room(self, stage: Stage, n: int, wait_s: float = ROOM_WAIT_S) -> None:
-        """Back-pressure: returns when `n` bytes more fit. StageError `stage_full` when that takes too long."""
-        deadline = time.monotonic() + wait_s
-        with self._room:
-            if self._fits(n):
-                self._check_open(stage)
-                return
-            self.held_back += 1
-            try:
-                self._wait_until_it_fits(stage, n, deadline, wait_s)
-            finally:
-                self.held_back -= 1
-
-    def _fits(self, n: int) -> bool:
-        return self._unapplied_bytes() + n <= self.limit_bytes
-
-    def _wait_until_it_fits(self, stage: Stage, n: int, deadline: float, wait_s: float) -> None:
-        while not self._fits(n):
-            self._check_open(stage)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise StageError(
-                    f"staged rows take {self._unapplied_bytes()} of stage_limit_bytes = {self.limit_bytes}, "
-                    f"and no batch was committed for {wait_s:g} s",
-                    code="stage_full",
-                    hint="make the batches smaller (maxFilesPerTrigger, maxOffsetsPerTrigger), or raise the limit",
-                )
-            self._room.wait(min(left, 0.5))
-        self._check_open(stage)
-
-    def _check_open(self, stage: Stage) -> None:
+    def _check_running(self) -> None:
         if self._stopped:
             raise StageError("the daemon is stopping", code="shutting_down", hint="run the task again")
-        self._check_not_fenced(stage.id)
 
-    def _unapplied_bytes(self) -> int:
-        return sum(stage.bytes for stage in self._stages.values() if stage.waiting or stage.state == "open")
+    def wait_for_room(self, stage: Stage, n: int, wait_s: float | None = None) -> None:
+        """Room for a frame of `n` bytes, which is the stage's from now on. Raises StageError."""
+        n = stage.file.cost_of(n)
+        with self._lock:
+            self.room.take(n, 0, lambda: self._check_open(stage), wait_s)
+            stage.taken_bytes += n
+
+    def _check_open(self, stage: Stage) -> None:
+        self._check_running()
+        self._check_not_fenced(stage.id)
+        if self._stages.get(stage.id) is not stage:  # so long ago that the fence was forgotten
+            raise StageError(f"stage {stage.id} was dropped", code="fenced", hint="a new attempt needs a fresh UUID")
+
+    def _recount(self, stage: Stage) -> None:
+        """What the stage really takes, instead of what was asked for."""
+        taken = STAGE_BYTES + stage.file.size_bytes
+        self.room.add(taken - stage.taken_bytes)
+        stage.taken_bytes = taken
+        self._in_memory_bytes += stage.file.in_memory_bytes - stage.in_memory_bytes
+        stage.in_memory_bytes = stage.file.in_memory_bytes
+
+    def _give_back(self, stage: Stage) -> None:
+        """It waits no longer: its rows were applied, or never will be."""
+        if stage.taken_bytes:
+            self.room.add(-stage.taken_bytes, -1)
+            stage.taken_bytes = 0
+
+    def _remove(self, stage: Stage) -> None:
+        del self._stages[stage.id]
+        self._dropped[stage.stream] += stage.waiting
+        self._waiting[stage.stream] -= stage.waiting
+        self._in_memory_bytes -= stage.in_memory_bytes
+        stage.in_memory_bytes = 0
+        self._give_back(stage)
 
     def append(self, stage: Stage, block: Block, span: tuple[int, int] | None, frame: Bytes, size: int) -> None:
         """Add one block, given as its frame: `size` bytes in memory of whole pages. On a StageError the stage is as
@@ -171,21 +198,23 @@ class Stages:
         """
         with self._lock:
             self._check_open(stage)
-            in_memory = sum(known.file.in_memory_bytes for known in self._stages.values())
-        if self.directory is None and stage.file.in_memory_bytes and in_memory + len(block.rows) > MEMORY_BYTES:
+            too_much = self._in_memory_bytes + len(block.rows) > MEMORY_BYTES
+        if self.directory is None and stage.file.in_memory_bytes and too_much:
             stage.file.spill()
         stage.file.append_pages(frame, size)
         rows = sum(block.counts)
         with self._lock:
-            if stage.id in self._fenced:  # dropped while the disk was busy
+            if self._stages.get(stage.id) is not stage:  # dropped while the disk was busy
                 stage.file.discard()
                 self._check_open(stage)
+            self._recount(stage)
+            self._waiting[stage.stream] += rows
             stage.rows += rows
             stage.waiting += rows
             stage.bytes += len(block.rows)
             stage.touched = time.time()
             for group, count in zip(block.groups, block.counts, strict=True):
-                stage.groups[group] += count
+                stage.groups[group] = stage.groups.get(group, 0) + count
             if span is not None:
                 stage.min_time = span[0] if stage.min_time is None else min(span[0], stage.min_time)
                 stage.max_time = span[1] if stage.max_time is None else max(span[1], stage.max_time)
@@ -194,10 +223,12 @@ class Stages:
         """The receipt; the stage is durable then. StageError: it is not, and is dropped."""
         if rows != stage.rows:
             raise StageError(f"stage {stage.id} has {stage.rows} rows, its producer sent {rows}", code="stage_counts")
+        stage.close_groups()
         receipt = stage.receipt()
         stage.file.finish({**receipt, "min_time": stage.min_time, "max_time": stage.max_time})
         with self._lock:
             self._check_open(stage)
+            self._recount(stage)
             stage.state = "finished"
             stage.touched = time.time()
         return receipt
@@ -210,7 +241,7 @@ class Stages:
 
     def drop(self, stage_id: str, why: str) -> str:
         """Fence a stage and forget its rows, unless it was committed. Returns what it was, or "unknown"."""
-        with self._room:
+        with self._lock:
             stage = self._stages.get(stage_id)
             if stage is not None and stage.state == "committed":
                 return "committed"
@@ -219,45 +250,47 @@ class Stages:
                 self._fenced.popitem(last=False)
             if stage is None:
                 return "unknown"
-            del self._stages[stage_id]
-            self._dropped[stage.stream] += stage.waiting
+            self._remove(stage)
             if stage.state != "open":  # an open one's file may be in use: whoever writes to it finds the fence
                 stage.file.discard()
             elif stage.file.path is not None:
                 stage.file.path.unlink(missing_ok=True)
-            self._room.notify_all()
             return stage.state
 
     def commit(self, stages: Iterable[Stage]) -> None:
         with self._lock:
             for stage in stages:
                 stage.state = "committed"
+                self._give_back_if_applied(stage)
 
     def applied(self, stage: Stage, rows: int) -> None:
         """So many of its rows are a worker's now."""
-        with self._room:
+        with self._lock:
             stage.waiting -= rows
-            self._room.notify_all()
+            self._waiting[stage.stream] -= rows
+            self._give_back_if_applied(stage)
+
+    def _give_back_if_applied(self, stage: Stage) -> None:
+        if stage.state == "committed" and stage.waiting == 0:
+            self._give_back(stage)
 
     def forget(self, stage_ids: Iterable[str]) -> None:
         """Committed ones that nobody needs any more."""
-        with self._room:
+        with self._lock:
             for stage_id in stage_ids:
-                stage = self._stages.pop(stage_id, None)
+                stage = self._stages.get(stage_id)
                 if stage is not None:
-                    self._dropped[stage.stream] += stage.waiting
+                    self._remove(stage)
                     stage.file.discard()
-            self._room.notify_all()
 
     def set_aside(self, stage_ids: Iterable[str]) -> None:
         """No part of anything any more; the files are kept, in a folder of their own. Raises StageError."""
-        with self._room:
+        with self._lock:
             for stage_id in stage_ids:
-                stage = self._stages.pop(stage_id, None)
+                stage = self._stages.get(stage_id)
                 if stage is not None and stage.file.path is not None:
-                    self._dropped[stage.stream] += stage.waiting
                     stage.file.move(stage.file.path.parent / ASIDE)
-            self._room.notify_all()
+                    self._remove(stage)
 
     def expire(self) -> None:
         """Drop finished stages that no commit has named in time."""
@@ -280,8 +313,14 @@ class Stages:
     def counts(self, stream: str) -> tuple[int, int]:
         """(rows that wait for a commit or to be applied, rows that were dropped)."""
         with self._lock:
-            waiting = sum(stage.waiting for stage in self._stages.values() if stage.stream == stream)
-            return waiting, self._dropped[stream]
+            return self._waiting[stream], self._dropped[stream]
+
+    def totals(self) -> dict[str, int]:
+        """How many there are in each state, and the bytes of their rows."""
+        with self._lock:
+            states = Counter(stage.state for stage in self._stages.values())
+            size = sum(stage.bytes for stage in self._stages.values())
+        return {**{state: states[state] for state in ("open", "finished", "committed")}, "bytes": size}
 
     def list(self) -> list[dict[str, Any]]:
         now = time.time()
@@ -294,7 +333,7 @@ class Stages:
                     "rows": stage.rows,
                     "bytes": stage.bytes,
                     "waiting_rows": stage.waiting,
-                    "groups": len(stage.groups),
+                    "groups": len(stage.groups) or len(stage.group_rows),
                     "producer": stage.producer,
                     "age_s": round(max(0.0, now - stage.touched), 3),
                 }
@@ -303,9 +342,9 @@ class Stages:
 
     def stop(self) -> None:
         """Refuse more rows; producers that wait are told."""
-        with self._room:
+        with self._lock:
             self._stopped = True
-            self._room.notify_all()
+            self.room.wake()
 
     def close(self) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ log = logging.getLogger("flexstream.staging")
 TICK_S = 0.25
 COMMIT_WAIT_S = 5.0  # a commit waits so long for its rows to be applied; it counts whether they are or not
 DEFAULT_TIMEOUT_S = 24 * 3600.0
+MOST_FAILED = 1000  # that the status names
 MOST_DEATHS = 3  # so many processes that died while they applied a batch, and it is set aside
 
 
@@ -225,6 +226,7 @@ class Staging:
                 return known
             if known is not None and not known.ended.wait(30):
                 raise StageError(f"sink {sink} is still ending", code="sink_ending", hint="commit again")
+            self._sessions = {key: one for key, one in self._sessions.items() if not one.ended.is_set()}
             self._lives += 1
             try:
                 session = running.sessions.register(_producer_of(sink), self._lives, "commits", kind=SINK)
@@ -292,13 +294,18 @@ class Staging:
                 self._feeder.flush()
                 self._note_handed()
             except Exception as error:
-                self.failed[f"{record['sink']} {record['query']} {record['batch']}"] = str(error)
+                self._note_failed(record, error)
                 log.exception("batch_not_applied", extra={"fields": {"batch": record["batch"], "sink": record["sink"]}})
             finally:
                 self.journal.applying(None)
                 self._todo.task_done()
                 done.set()
             self._tidy()
+
+    def _note_failed(self, record: Record, error: Exception) -> None:
+        self.failed[f"{record['sink']} {record['query']} {record['batch']}"] = str(error)
+        while len(self.failed) > MOST_FAILED:  # the log has the others
+            del self.failed[next(iter(self.failed))]
 
     # What is not needed any more ----------------------------------------------------------------------------
 
@@ -383,7 +390,7 @@ class Staging:
                     self._note_handed()
                     self._barrier()
                 except FlexStreamError as error:
-                    self.failed[f"{record['sink']} {record['query']} {record['batch']}"] = str(error)
+                    self._note_failed(record, error)
                     log.error("batch_not_replayed", extra={"fields": {"batch": record["batch"], "error": str(error)}})
             known = {running.stream.name for running in self._engine.running()[0]}
             for stream in self.journal.sinks:
@@ -449,17 +456,17 @@ class Staging:
         return self.stages.counts(stream)
 
     def status(self) -> dict[str, Any]:
-        listed = self.stages.list()
-        states = Counter(stage["state"] for stage in listed)
+        room = self.stages.room
         return {
-            "limit_bytes": self.stages.limit_bytes,
-            **{state: states[state] for state in ("open", "finished", "committed")},
-            "bytes": sum(stage["bytes"] for stage in listed),
+            "limit_bytes": room.limit_bytes,
+            "used_bytes": room.used_bytes,
+            **self.stages.totals(),
             "kept_batches": len(self.journal.kept),
             "remembered_queries": self.journal.applied.queries,
             "expired": self.stages.expired,
-            "held_back": self.stages.held_back,
+            "held_back": room.held_back,
             "connections": self.port.connections,
+            "block_bytes": self.port.block_bytes,
             "failed": dict(self.failed),
             "set_aside": [dict(batch) for batch in self.journal.aside],
         }

@@ -38,6 +38,7 @@ from flexstream.state.pages import (
 from flexstream.wire import HEADER_BYTES, STAGE_GROUP, FrameType, Header, WireError, frame
 
 SUFFIX = ".stage"
+KEPT_FRAME_BYTES = 64  # what a frame in memory takes besides its bytes
 
 
 class StageFile:
@@ -45,7 +46,7 @@ class StageFile:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.size_bytes = 0  # in a file: with what fills the pages
+        self.size_bytes = 0  # what it takes: in a file with what fills the pages
         self._fd = -1
         self._kept: list[bytes] = []  # in memory: whole frames
 
@@ -73,7 +74,7 @@ class StageFile:
         """Add one frame: the first `size` bytes of `memory`, which is of whole pages. Errors as above."""
         if self._in_memory:
             self._kept.append(memory[:size].tobytes())
-            self.size_bytes += size
+            self.size_bytes += self.cost_of(size)
             return
         used = whole_pages(size)
         memory[size:used] = 0
@@ -84,6 +85,10 @@ class StageFile:
                 os.ftruncate(self._fd, self.size_bytes)
             raise io_error("write", self.path, error) from error
         self.size_bytes += used
+
+    def cost_of(self, size: int) -> int:
+        """What a frame of so many bytes takes."""
+        return size + KEPT_FRAME_BYTES if self._in_memory else whole_pages(size)
 
     @property
     def _in_memory(self) -> bool:

@@ -243,7 +243,10 @@ def _stages(page: Page, status: Mapping[str, Any]) -> None:
         page.add("flexstream_stages", "gauge", "Stages by state", stages.get(state), state=state)
     for key, name, help_text in (
         ("bytes", "stage_bytes", "Bytes of rows in stages, those that are kept included"),
-        ("limit_bytes", "stage_limit_bytes", "Bound on rows that wait for a commit"),
+        ("used_bytes", "stage_used_bytes", "What stages that are not applied take, on the disk and in memory"),
+        ("limit_bytes", "stage_limit_bytes", "Bound on what stages that are not applied may take"),
+        ("block_bytes", "stage_block_bytes", "Memory of blocks that are being received"),
+        ("remembered_queries", "stage_remembered_queries", "Sinks' queries whose batches may be repeated"),
         ("held_back", "stage_held_back", "Producers that wait because the bound is reached"),
         ("kept_batches", "stage_kept_batches", "Committed batches whose windows are not all in the result log"),
         ("connections", "stage_connections", "Open staging connections"),

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream import stages
+from flexstream import stage_room, stages
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, ProtocolError, StageError
 from flexstream.state import applied, commits
 from flexstream.testing import run
@@ -292,14 +292,14 @@ def test_a_full_stage_makes_producers_wait_until_a_commit_makes_room(data_dir: P
 
 
 def test_a_batch_larger_than_the_limit_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages.Stages.wait_for_room, "__defaults__", (0.2,))
-    with serving(stage_limit_bytes=1000) as engine, staging(engine) as producer:
+    monkeypatch.setattr(stage_room, "ROOM_WAIT_S", 0.2)
+    with serving(stage_limit_bytes=10_000) as engine, staging(engine) as producer:
         producer.begin_stage(new_id())
         producer.send(make_rows(1000))
         with pytest.raises(FlexStreamError) as caught:
             producer.finish_stage()
         assert caught.value.code == "stage_full"
-        assert "stage_limit_bytes = 1000" in caught.value.message
+        assert "stage_limit_bytes = 10000" in caught.value.message
         wait_until(lambda: engine.staging.stages.list() == [], "no stages")
 
 

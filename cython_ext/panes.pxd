@@ -205,7 +205,6 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, Pane **ot
                        uint32_t others_capacity, bint theirs_first) noexcept nogil
 cdef void panes_reset(PaneSet *panes) noexcept nogil
 cdef bint next_due(Query *query, PaneSet *panes, int64_t watermark, int64_t *end) noexcept nogil
-cdef int64_t first_open_end(Query *query, PaneSet *panes) noexcept nogil
 cdef bint hand_over(Output *output, Context *context, uint32_t kind, Query *query) noexcept nogil
 cdef bint query_flush(Query *query, Context *context) noexcept nogil
 cdef bint query_has_late_room(Query *query, Context *context, uint32_t n) noexcept nogil

@@ -250,14 +250,6 @@ cdef bint next_due(Query *query, PaneSet *panes, int64_t watermark, int64_t *end
     return False
 
 
-cdef int64_t first_open_end(Query *query, PaneSet *panes) noexcept nogil:
-    """The end of the first window that has rows and has not fired; INT64_MAX: none."""
-    cdef int64_t end
-    if next_due(query, panes, INT64_MAX, &end):
-        return end
-    return INT64_MAX
-
-
 # Output
 
 

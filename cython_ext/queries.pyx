@@ -8,10 +8,10 @@ from libc.string cimport memcpy, memset
 from flexstream.cython_ext.allocator cimport Allocator
 from flexstream.cython_ext.blocks cimport output_destroy, output_init
 from flexstream.cython_ext.fronts cimport DensePlan
-from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_release
+from flexstream.cython_ext.includes.native cimport fs_minus, fs_load_relaxed, fs_store_release
 from flexstream.cython_ext.merging cimport layout_invertible
 from flexstream.cython_ext.panes cimport (
-    FS_BUCKETS, FS_PREDICATES, PaneSet, Query, first_open_end, fs_profile, query_init,
+    FS_BUCKETS, FS_PREDICATES, PaneSet, Query, end_after, first_end, fs_profile, last_end, query_init,
 )
 from flexstream.cython_ext.partial cimport (
     FOLD_DISTINCT_I, FOLD_FIRST, FOLD_LAST, FOLD_ORDER_I, FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I,
@@ -242,13 +242,29 @@ cdef class QueryState:
         cdef int64_t end = <int64_t> fs_load_relaxed(<uint64_t *> &self.query.ended_until)
         return None if end == INT64_MIN else end
 
-    def open_ends(self):
-        """{group: end of its first window that has rows and has not fired}. Only when the worker has ended."""
-        cdef uint32_t g
-        cdef int64_t end
+    def open_runs(self):
+        """{group: [(first end, last end), ...]}: all windows that have rows and have not fired, in runs of windows that
+        follow each other. Only when the worker has ended.
+        """
+        cdef PaneSet *panes
+        cdef uint32_t g, i
+        cdef int64_t first, last, low, high
         found = {}
         for g in range(self.query.groups):
-            end = first_open_end(self.query, &self.query.sets[g])
-            if end != INT64_MAX:
-                found[g] = end
+            panes = &self.query.sets[g]
+            runs = []
+            low = high = INT64_MIN
+            for i in range(panes.n):
+                first = max(first_end(self.query, panes.panes[i].start), end_after(self.query, panes.fired_until))
+                last = last_end(self.query, panes.panes[i].start)
+                if first > last:
+                    continue
+                if high == INT64_MIN or fs_minus(first, self.query.slide) > high:
+                    if high != INT64_MIN:
+                        runs.append((low, high))
+                    low = first
+                high = last
+            if high != INT64_MIN:
+                runs.append((low, high))
+                found[g] = runs
         return found

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flexstream.status")
 _PRIVATE = ("busy_ns", "drained_ns")
 _FOREVER = (1 << 63) - 1
+MOST_RANGES = 16  # of the open windows of a query that are listed; how many more there are is said
 
 
 class Parts:
@@ -200,15 +201,40 @@ def query_ledger(accepted: int, totals: dict[str, int], rejected: int) -> dict[s
 
 
 def open_windows(queries: Iterable[RunningQuery]) -> list[dict[str, Any]]:
-    """Windows that have rows and have not fired. Only when the workers have ended."""
+    """Windows that have rows and have not fired. Only when the workers have ended.
+
+    `ranges`: [from, to] in event time, of windows that follow each other; the rows of these times are theirs.
+    """
     found = []
     for running in queries:
-        ends = [end for state in running.states for end in state.open_ends().values()]
-        if ends:
+        bound = running.query.bound()
+        per_group = [runs for state in running.states for runs in state.open_runs().values()]
+        runs = _merged((run for group in per_group for run in group), bound.slide)
+        if runs:
+            ranges = [[first - bound.size, last] for first, last in runs]
             found.append(
-                {"query": running.query.name, "groups": len(ends), "first_end": min(ends), "last_end": max(ends)}
+                {
+                    "query": running.query.name,
+                    "groups": len(per_group),
+                    "windows": sum((last - first) // bound.slide + 1 for first, last in runs),
+                    "first_end": runs[0][0],
+                    "last_end": runs[-1][1],
+                    "ranges": ranges[:MOST_RANGES],
+                    "more_ranges": max(0, len(ranges) - MOST_RANGES),
+                }
             )
     return found
+
+
+def _merged(runs: Iterable[tuple[int, int]], step: int) -> list[tuple[int, int]]:
+    """Runs of equal steps, joined where they touch."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(runs):
+        if merged and first - step <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
 
 
 def group_rows(streams: Iterable[RunningStream], groups: int) -> list[int]:

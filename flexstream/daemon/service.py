@@ -140,9 +140,19 @@ def describe_window(window: Any, queries: Mapping[str, Query]) -> str:
         return str(window)
     query = queries.get(str(window.get("query")))
     shown = dict(window)
+
+    def moment(value: Any) -> str:
+        if query is None or not isinstance(value, int):
+            return str(value)
+        return str(np.array([value]).view(f"M8[{query.stream.time_unit}]")[0])
+
     for key in ("first_end", "last_end"):
-        if query is not None and isinstance(shown.get(key), int):
-            shown[key] = str(np.array([shown[key]]).view(f"M8[{query.stream.time_unit}]")[0])
+        if key in shown:
+            shown[key] = moment(shown[key])
+    if "ranges" in shown:
+        more = shown.pop("more_ranges", 0)
+        ranges = [f"{moment(begin)} to {moment(end)}" for begin, end in shown["ranges"]]
+        shown["ranges"] = "; ".join([*ranges, f"and {more} more"] if more else ranges)
     return ", ".join(f"{str(key).replace('_', ' ')} {value}" for key, value in shown.items())
 
 

@@ -120,3 +120,30 @@ def test_a_query_that_was_cancelled_begins_anew(tmp_path):
         finish(engine)
         assert identities(engine) == [*identities(engine)[:10], *identities(engine)[:10]]
         assert late(engine) == []
+
+
+def test_a_stop_names_every_open_window(tmp_path):
+    """Not only the first of each group, and in ranges, however many there are."""
+    engine = engine_on(tmp_path, counting())
+    engine.feed("s", rows_at([5, 25, 35, 45, 105], 10), watermark=10)
+    (named,) = engine.drain()
+    assert named["ranges"] == [[20, 50], [100, 110]]
+    assert (named["query"], named["windows"]) == ("q", 4)
+    assert (named["first_end"], named["last_end"], named["more_ranges"]) == (30, 110, 0)
+
+
+def test_open_windows_that_slide_are_named_with_all_of_their_time(tmp_path):
+    engine = engine_on(tmp_path, counting(window=SLIDING))
+    engine.feed("s", rows_at([22], 3), watermark=26)
+    (named,) = engine.drain()
+    assert named["ranges"] == [[10, 40]]  # windows that end at 30, 35 and 40
+    assert named["windows"] == 3
+
+
+def test_the_list_of_open_windows_is_bounded(tmp_path):
+    engine = engine_on(tmp_path, counting())
+    engine.feed("s", rows_at(range(0, 20_000, 20), 2), watermark=0)
+    (named,) = engine.drain()
+    assert named["windows"] == 1000
+    assert (len(named["ranges"]), named["more_ranges"]) == (16, 984)
+    assert (named["first_end"], named["last_end"]) == (10, 19_990)

@@ -251,6 +251,9 @@ def test_open_windows_are_described_in_any_form() -> None:
     assert describe_window(window, {}) == "query ysb, groups 3, first end 1700000000000"
     assert describe_window(window, {"ysb": VIEWS}) == "query ysb, groups 3, first end 2023-11-14T22:13:20.000"
     assert describe_window("q at 3", {}) == "q at 3"
+    ranges = {"query": "ysb", "ranges": [[1_700_000_000_000, 1_700_000_010_000], [0, 1000]], "more_ranges": 7}
+    said = "2023-11-14T22:13:20.000 to 2023-11-14T22:13:30.000; 1970-01-01T00:00:00.000 to 1970-01-01T00:00:01.000"
+    assert describe_window(ranges, {"ysb": VIEWS}) == f"query ysb, ranges {said}; and 7 more"
 
 
 def test_draining_waits_for_a_slow_engine(project: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ cdef enum Order:                  # Python -> worker, on the mailbox; what must 
     LEND = 16                     # ptr: Loan, to the owner: let another worker serve some connections of the group
     RECALL = 17                   # ptr: Loan, to the borrower: give them back
     CLOSE_WINDOWS = 18            # stream; tag: query id; value: windows up to this end have fired in some group
+    KNOCK = 19                    # nothing to do: that it is taken is what somebody wants to know
 
 
 cdef enum PeerMessage:            # worker -> worker

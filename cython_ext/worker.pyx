@@ -20,7 +20,7 @@ from flexstream.cython_ext.includes.native cimport (
 )
 from flexstream.cython_ext.messages cimport (
     ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CLOSE_WINDOWS, CONNECTION_CLOSED, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD,
-    LATE_BLOCK, LEND,
+    KNOCK, LATE_BLOCK, LEND,
     MARKER_SEEN, PING, PONG, QUERY_GONE, RECALL, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE,
     SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, SWEEP,
 )
@@ -29,7 +29,7 @@ from flexstream.cython_ext.placement cimport LoanHandle, MoveHandle, Placement
 from flexstream.cython_ext.program cimport Scratch
 from flexstream.cython_ext.queries cimport QueryState
 from flexstream.cython_ext.ring cimport (
-    Message, Ring, ring_empty, ring_free, ring_init, ring_pop, ring_push,
+    Message, Ring, ring_empty, ring_free, ring_free_slots, ring_init, ring_pop, ring_push,
 )
 from flexstream.cython_ext.shared cimport Connection, Flags
 from flexstream.cython_ext.streams cimport StreamHandle, zeroed
@@ -201,6 +201,22 @@ cdef class Worker:
             with nogil:
                 poll(NULL, 0, 1)
         self.wake()
+
+    @property
+    def mailbox_room(self):
+        """So many orders can be posted now without waiting for the worker."""
+        return ring_free_slots(&self.state.mailbox)
+
+    def knock(self):
+        """An order without effect, unless the mailbox is nearly full. Returns what `taken` reaches when it is served."""
+        if ring_free_slots(&self.state.mailbox) > 64:
+            self.post(order(KNOCK, 0, 0, 0, NULL))
+        return fs_load_acquire(&self.state.mailbox.tail)
+
+    @property
+    def taken(self):
+        """Orders that the worker has taken from its mailbox so far."""
+        return fs_load_acquire(&self.state.mailbox.head)
 
     cdef wake(self):
         cdef uint64_t one = 1

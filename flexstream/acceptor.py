@@ -1,8 +1,8 @@
 """The data port: reads HELLO, answers it, and hands each socket to the worker that owns its group.
 
 Runs an event loop in a thread of its own. It sees a data connection only until its HELLO is read; from then on the
-worker owns the socket. Control connections (group 0xFFFF) stay here: they carry a session's registration, its
-watermark for groups that it has not opened, and its end. Staging connections (0xFFFE) go to a thread (stage_port.py).
+worker owns the socket. Control connections (group 0xFFFF) stay on this loop (control_port.py); staging connections
+(0xFFFE) go to a thread (stage_port.py). The loop waits for nobody: what a mailbox has no room for is posted later.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flexstream import hello
+from flexstream.control_port import ControlPort
 from flexstream.errors import EngineError
 from flexstream.hello import Host, Refused, StreamPort
 from flexstream.nic.alignment import Arrival
@@ -33,12 +34,8 @@ from flexstream.wire import (
     FrameType,
     Header,
     WireError,
-    check_crc,
     error_frame,
-    frame,
     json_frame,
-    lanes_frame,
-    signed,
 )
 
 log = logging.getLogger("flexstream.acceptor")
@@ -63,6 +60,7 @@ class Acceptor:
         self._pending: OrderedDict[asyncio.Task[Any], socket.socket] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._goodbyes: set[Any] = set()
+        self._control = ControlPort(engine, self._call)
         self._session_of: dict[int, Session] = {}  # descriptor -> session, while a worker has it
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners = [_listen(host, port)]
@@ -218,8 +216,9 @@ class Acceptor:
         try:
             async with asyncio.timeout(self._hello_timeout_s):
                 header, said = await self._read_hello(sock)
-            self._no_longer_pending()
             group = header.group
+            await self._room()
+            self._no_longer_pending()
             port, session = hello.check(header, said, self._engine, self._token)
             if session is not None:
                 self._hand_over(sock, peer, listener, port, session, header, said)
@@ -227,7 +226,7 @@ class Acceptor:
                 self._engine.staging.port.adopt(sock, peer, port.stream, said)
             else:
                 lost = "control connection lost"
-                await self._control(sock, peer, port, said)
+                await self._control.serve(sock, peer, port, said)
                 sock.close()
         except TimeoutError:
             hint = f"a HELLO must come within {self._hello_timeout_s:g} s"
@@ -243,6 +242,20 @@ class Acceptor:
         except OSError:
             self._count(lost)
             sock.close()
+
+    async def _room(self) -> None:
+        try:
+            async with asyncio.timeout(self._hello_timeout_s):
+                await self._control.room()
+        except TimeoutError:
+            raise Refused(
+                ErrorCode.TOO_MANY_PENDING, "a worker has taken no orders for a while", "connect again later"
+            ) from None
+
+    def answers(self, within_s: float) -> bool:
+        """Whether the loop would read a HELLO now. Not to be called on it."""
+        heard = threading.Event()
+        return self._call(heard.set) and heard.wait(within_s)
 
     async def _read_hello(self, sock: socket.socket) -> tuple[Header, dict[str, Any]]:
         header = Header.unpack(await self._exactly(sock, HEADER_BYTES))
@@ -351,110 +364,12 @@ class Acceptor:
             sock.close()
             self._goodbyes.discard(asyncio.current_task())
 
-    # -- control connections
-
-    async def _control(
-        self, sock: socket.socket, peer: tuple[str, int], port: StreamPort, said: dict[str, Any]
-    ) -> None:
-        most, lanes_open = hello.lanes(said)
-        session = port.sessions.register(
-            said["producer"], said.get("epoch", 0), f"{peer[0]}:{peer[1]}", control=sock, lanes_open=lanes_open
-        )
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.sock_sendall(sock, self._control_ack(sock, peer, port, session))
-            if most and session.control is sock:
-                session.speak = lambda data: self._call(lambda: _say(sock, data))
-                session.most_lanes = most
-                for group, lanes in self._engine.lanes.all_wanted().items():  # asked for since the ACK was made
-                    _say(sock, lanes_frame(group, lanes))
-            await self._control_frames(sock, port, session)
-        finally:
-            port.sessions.broken(session, sock)
-
-    def _control_ack(
-        self, sock: socket.socket, peer: tuple[str, int], port: StreamPort, session: Session
-    ) -> bytes:
-        stream = port.stream
-        document = {
-            "version": VERSION,
-            "peer": list(peer),
-            "local": list(sock.getsockname()[:2]),
-            "stream": stream.to_dict(),
-            "schema": stream.schema.hash,
-            "groups": self._engine.groups,
-            "placement": self._engine.placement(),
-            "nic": self._engine.nic_facts(),
-            "frame_bytes": self._engine.frame_bytes,
-            "max_frame_bytes": MAX_FRAME_BYTES,
-            "epoch": session.epoch,
-            "lanes": {str(g): list(lanes.items()) for g, lanes in self._engine.lanes.all_wanted().items()},
-        }
-        rows = max(1, self._engine.frame_bytes // stream.schema.row_bytes)
-        return json_frame(FrameType.ACK, CONTROL_GROUP, document, value=rows)
-
-    async def _control_frames(self, sock: socket.socket, port: StreamPort, session: Session) -> None:
-        bitmap_bytes = (self._engine.groups + 7) // 8
-        while True:
-            header = Header.unpack(await self._exactly(sock, HEADER_BYTES))
-            if header.group != CONTROL_GROUP:
-                raise WireError(ErrorCode.WRONG_GROUP, "a control connection speaks for group 65535 only")
-            if header.type not in (FrameType.WATERMARK, FrameType.EOS, FrameType.MARKER, FrameType.BARRIER):
-                raise WireError(ErrorCode.BAD_TYPE, f"{header.type.name} on a control connection")
-            has_bitmap = header.type in (FrameType.WATERMARK, FrameType.EOS)
-            if header.payload_bytes != (bitmap_bytes if has_bitmap else 0):
-                raise WireError(
-                    ErrorCode.BAD_LENGTH, f"{header.type.name} has {header.payload_bytes} bytes of payload"
-                )
-            opened = await self._exactly(sock, header.payload_bytes)
-            check_crc(header, opened)
-            if session.control is not sock or port.sessions.at(session.slot) is not session:
-                raise Refused(ErrorCode.FENCED)
-            if header.type is FrameType.WATERMARK:
-                for worker in self._engine.workers:
-                    worker.session_watermark(port.index, session.slot, signed(header.value), opened)
-            elif header.type is FrameType.EOS:
-                await self._end(sock, port, session, opened)
-                return
-
-    async def _end(self, sock: socket.socket, port: StreamPort, session: Session, opened: bytes) -> None:
-        """Answer with an ACK when every worker has worked off all of the session."""
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        session.on_ended.append(lambda: self._call(ended.set))
-        port.sessions.end(session, opened)
-        if session.ended.is_set():
-            ended.set()
-        peer = loop.create_task(loop.sock_recv(sock, 1))
-        done = loop.create_task(ended.wait())
-        try:
-            await asyncio.wait({peer, done}, return_when=asyncio.FIRST_COMPLETED)
-            if not done.done():  # half-closed, or gone: the clock for broken sessions runs from here
-                peer.result()
-                port.sessions.broken(session, sock)
-                await done
-        finally:
-            peer.cancel()
-            done.cancel()
-        await loop.sock_sendall(sock, frame(FrameType.ACK, CONTROL_GROUP))
-
 
 def _last_word(sock: socket.socket, code: ErrorCode, message: str) -> None:
     """An ERROR frame if it can be sent at once, and close."""
     with contextlib.suppress(OSError):
         sock.send(error_frame(code, message))
     sock.close()
-
-
-def _say(sock: socket.socket, data: bytes) -> None:
-    """A frame that nobody waits for. What does not fit ends the connection: the next one is told everything anew."""
-    with contextlib.suppress(OSError):
-        try:
-            whole = sock.send(data) == len(data)
-        except BlockingIOError:
-            whole = False
-        if not whole:
-            sock.shutdown(socket.SHUT_RDWR)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

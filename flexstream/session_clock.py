@@ -9,6 +9,7 @@ from flexstream.cython_ext.worker import now_ns
 from flexstream.running import RunningStream
 
 TICK_S = 0.1
+ROOM = 2048  # orders that each mailbox must have room for
 
 
 class SessionClock(threading.Thread):
@@ -32,6 +33,8 @@ class SessionClock(threading.Thread):
 
     def run(self) -> None:
         while not self._stop_wanted.wait(TICK_S):
+            if any(worker.mailbox_room < ROOM for worker in self._workers):
+                continue  # what it would post would wait there, and with it everybody who asks for a session
             drained = min(worker.stats()["drained_ns"] for worker in self._workers)
             for running in list(self._streams):
                 running.sessions.expire(self._session_timeout_s)

@@ -140,6 +140,20 @@ class StreamSessions:
                 self._wake(session)
             return session
 
+    def _check_share(self, peer: str) -> None:
+        """A quarter of the sessions, if they are many, is kept from any one address. Raises SessionRefused."""
+        address, colon, _ = peer.rpartition(":")
+        if not colon:
+            return  # not of the network
+        most = self._max - self._max // 16 * 4
+        theirs = sum(s.state != "ended" and s.peer.rpartition(":")[0] == address for s in self._by_slot.values())
+        if theirs >= most:
+            raise SessionRefused(
+                ErrorCode.TOO_MANY_SESSIONS,
+                f"{address} has {theirs} of the {self._max} sessions of the stream already",
+                "raise max_sessions, or let finished producers close; a further lane counts as one",
+            )
+
     def _free_slot(self) -> int | None:
         for slot in range(self._max):
             if slot not in self._by_slot:
@@ -174,6 +188,7 @@ class StreamSessions:
             live = sum(key[0] == group and lane.state == "live" for key, lane in session.lanes.items())
             if live >= MOST_LANES:
                 raise SessionRefused(ErrorCode.REJECTED, f"group {group} has {live} further lanes already")
+            self._check_share(session.peer)
             slot = self._free_slot()
             if slot is None:
                 raise SessionRefused(
@@ -212,6 +227,7 @@ class StreamSessions:
                 worker.end_session(self._index, lane.slot, None)
 
     def _new(self, producer: str, epoch: int, peer: str, kind: str) -> Session:
+        self._check_share(peer)
         slot = self._free_slot()
         if slot is None:
             raise SessionRefused(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from flexstream.stream import Stream
 
 log = logging.getLogger("flexstream.daemon")
 RETENTION_EVERY_S = 30.0
+HEALTH_TIMEOUT_S = 12.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -68,6 +70,8 @@ class Daemon:
         self._requests: Counter[tuple[str, str, int]] = Counter()
         self._looking = threading.Lock()
         self._last_status: dict[str, Any] | None = None
+        self._health: asyncio.Future[dict[str, Any]] | None = None
+        self._health_thread = ThreadPoolExecutor(1, "fs-health")
         self._changing = asyncio.Lock()  # one change of streams and queries at a time
         self._tasks: list[asyncio.Task[None]] = []
         self._started = time.time()
@@ -228,8 +232,13 @@ class Daemon:
             self._last_status = {**last, "state": "draining"}
 
     async def health(self) -> dict[str, Any]:
-        """The engine's; asked without the status, which may be slow or fail."""
-        return await asyncio.to_thread(self.engine.health)
+        """The engine's, from a thread of its own: whatever else is slow, this answers. All who ask share it."""
+        if self._health is None or self._health.done():
+            self._health = asyncio.get_running_loop().run_in_executor(self._health_thread, self.engine.health)
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._health), HEALTH_TIMEOUT_S)
+        except TimeoutError:
+            return {"state": "unknown", "problem": f"the engine has not answered for {HEALTH_TIMEOUT_S:g} s"}
 
     async def status(self) -> dict[str, Any]:
         """The engine's status and, under "daemon", the daemon's own."""
@@ -292,6 +301,7 @@ class Daemon:
                 break
             await asyncio.sleep(0.05)
         await self._runner.cleanup()
+        self._health_thread.shutdown(wait=False)
         await asyncio.to_thread(self.engine.close)
         return list(open_windows or [])
 
@@ -318,8 +328,10 @@ class Daemon:
             return
         while True:
             with suppress(TimeoutError):
-                if (await asyncio.wait_for(self.health(), interval_s))["problem"] is None:
+                if (health := await asyncio.wait_for(self.health(), interval_s))["problem"] is None:
                     notify("WATCHDOG=1")
+                else:
+                    log.error("not_healthy", extra={"fields": {"problem": health["problem"]}})
             await asyncio.sleep(interval_s / 2)
 
     def _enforce_retention(self, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -349,6 +350,34 @@ def test_health_and_readiness_follow_the_engine() -> None:
         assert "draining" in (await get(session, "/readyz", 503))["reason"]
         engine.state = "failed"
         assert (await get(session, "/healthz", 503))["status"] == "failed"
+
+    run(scenario)
+
+
+def test_health_is_told_while_all_other_threads_are_busy_and_is_asked_once_for_all() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        go_on, asked = threading.Event(), []
+        waiting = [asyncio.create_task(asyncio.to_thread(go_on.wait, 60)) for _ in range(200)]
+        try:
+            await get(session, "/healthz")
+            engine.health = lambda: asked.append(1) or {"state": "running", "problem": go_on.wait(60) and None}  # type: ignore[method-assign, func-returns-value]
+            both = [asyncio.create_task(get(session, path)) for path in ("/healthz", "/readyz", "/healthz")]
+            while not asked:
+                await asyncio.sleep(0.01)
+        finally:
+            go_on.set()
+        await asyncio.gather(*both, *waiting)
+        assert len(asked) < 3
+
+    run(scenario)
+
+
+def test_a_problem_is_told_by_health_and_readiness() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        engine.health = lambda: {"state": "running", "problem": "the data port has not answered for 5 s"}  # type: ignore[method-assign]
+        told = await get(session, "/healthz", 503)
+        assert told == {"status": "failed", "engine": "running", "problem": "the data port has not answered for 5 s"}
+        assert "data port" in (await get(session, "/readyz", 503))["reason"]
 
     run(scenario)
 

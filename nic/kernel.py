@@ -6,7 +6,7 @@ counters are memory that the program and we share: a write is a store, and costs
 
 `method` is "tcx" (kernel 6.6 and newer: the packet's hash is set, and RPS moves it; nearly free), "xdp" (5.15 and
 newer: generic XDP and a cpumap; every packet is copied once) or "auto": tcx where it works. The program leaves with
-this process, however it ends; the RPS masks are in the journal.
+this process, however it ends; the RPS masks, and the offloads that generic XDP switches off, are in the journal.
 """
 
 from __future__ import annotations
@@ -168,8 +168,7 @@ class KernelNic(Nic):
         ]
         self._lock.take()
         try:
-            if self._cpu_map is None:
-                self._steering.recover()
+            self._steering.recover()
             self._aim()
             self.set_table([entry % self._groups % self.queues() for entry in range(self._entries)])
             maps.set_port(self._port)
@@ -356,6 +355,7 @@ class KernelNic(Nic):
         if self._cpu_map is None:
             self._steering.apply(self._queue_cpu)
             return
+        self._steering.stop_merging()
         for cpu in set(self._queue_cpu):
             self._cpu_map.add(cpu)
 

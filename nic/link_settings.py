@@ -132,37 +132,19 @@ def _link(device: str) -> dict[str, Any] | None:
 
 
 def read_link_setting(device: str, kind: str, name: str) -> str:
-    """`kind` is ring, coalesce or feature. Raises OSError with the driver's answer, or ConfigError."""
+    """`kind` is ring or coalesce. Raises OSError with the driver's answer, or ConfigError."""
     with _pyroute2(device) as tool:
         if kind == "ring":
             return str(getattr(tool.get_rings(device), name))
-        if kind == "coalesce":
-            return str(tool.get_coalesce(device)[COALESCING[name]])
-        return "on" if _feature(tool, device, name).enable else "off"
+        return str(tool.get_coalesce(device)[COALESCING[name]])
 
 
 def write_link_setting(device: str, kind: str, name: str, value: str) -> None:
     with _pyroute2(device) as tool:
         if kind == "ring":
             tool.set_rings(device, **{name: int(value)})
-        elif kind == "coalesce":
-            tool.set_coalesce(device, {COALESCING[name]: int(value)})
         else:
-            features = tool.get_features(device)
-            _feature(tool, device, name)
-            features.features[name].enable = value == "on"
-            tool.set_features(device, features)
-            if _feature(tool, device, name).enable != (value == "on"):
-                raise OSError(errno.EOPNOTSUPP, "the driver has it fixed")
-
-
-def _feature(tool: Any, device: str, name: str) -> Any:
-    features = tool.get_features(device).features
-    if name not in features:
-        raise ConfigError(
-            f"{device}: there is no feature {name!r}", code="nic_setting", hint=f"`ethtool -k {device}` shows them"
-        )
-    return features[name]
+            tool.set_coalesce(device, {COALESCING[name]: int(value)})
 
 
 @contextlib.contextmanager
@@ -173,7 +155,7 @@ def _pyroute2(device: str) -> Iterator[Any]:
         from pyroute2.ethtool.ioctl import NoSuchDevice, NotSupportedError
     except ImportError:
         raise ConfigError(
-            "rings, coalescing and features are set by pyroute2, which is not installed",
+            "rings and coalescing are set by pyroute2, which is not installed",
             code="nic_pyroute2",
             hint="pip install flexstream[nic], or use ethtool(8)",
         ) from None

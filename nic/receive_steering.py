@@ -1,7 +1,8 @@
 """RPS of one device: the cores that the kernel may move received packets to, one mask for each receive queue.
 
 Written through the journal, so that it can be put back after a crash. RFS is switched off for the device: it moves
-packets to where their reader runs, over the head of the table.
+packets to where their reader runs, over the head of the table. And what else a table in the kernel changes of a device:
+the offloads that generic XDP cannot live with.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from flexstream.nic.plan import Applied, recover, undo_journal
 from flexstream.nic.settings import Settings
 
 _NET = Path("/sys/class/net")
+MERGING = ("rx-lro", "rx-gro-hw")  # offloads that make one large packet of several
 _LOOKS = 3  # devices come and go while they are listed
 
 
@@ -29,10 +31,12 @@ class ReceiveSteering:
     Assumes that the caller holds the device's lock while it changes anything.
     """
 
-    def __init__(self, device: str, *, journal_folder: Path | None = None) -> None:
+    def __init__(
+        self, device: str, *, journal_folder: Path | None = None, settings: Settings | None = None
+    ) -> None:
         self.device = device
         self._journal_folder = journal_folder
-        self._settings = Settings()
+        self._settings = settings or Settings()
         self._journal: Journal | None = None
         self._applied: Applied | None = None
         self._wanted: dict[str, str] = {}
@@ -66,11 +70,7 @@ class ReceiveSteering:
             old = self._settings.read(where)
             if old == value:
                 continue
-            if self._journal is None:
-                self._journal = Journal.create(self.device, "daemon", self._journal_folder)
-                self._applied = Applied(self._settings, self._journal)
-            assert self._applied is not None
-            self._applied.change(Change(where, old, value))
+            self._change(Change(where, old, value))
             if (now := self._settings.read(where)) != value:  # isolated cores are left out without a word
                 raise ConfigError(
                     f"{where}: wrote {value}, and the kernel made it {now or 'none'}",
@@ -78,6 +78,22 @@ class ReceiveSteering:
                     hint="cores that are offline or isolated (isolcpus=) get no packets: give the workers others",
                 )
         self._wanted = wanted
+
+    def stop_merging(self) -> None:
+        """For generic XDP: the kernel switches these offloads off when one comes, and never on again. So that
+        is done here before, with a line in the journal, and `undo` switches them on."""
+        for name in MERGING:
+            where = f"{self.device} feature {name}"
+            with contextlib.suppress(ConfigError):  # a device without it, or that has it fixed, has nothing to restore
+                if self._settings.read(where) == "on":
+                    self._change(Change(where, "on", "off"))
+
+    def _change(self, change: Change) -> None:
+        if self._journal is None:
+            self._journal = Journal.create(self.device, "daemon", self._journal_folder)
+            self._applied = Applied(self._settings, self._journal)
+        assert self._applied is not None
+        self._applied.change(change)
 
     def drift(self) -> list[str]:
         """What somebody else has set since `apply`."""

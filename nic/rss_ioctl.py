@@ -23,9 +23,10 @@ ETHTOOL_GSTRINGS, ETHTOOL_GSTATS, ETHTOOL_GSSET_INFO = 0x1B, 0x1D, 0x37
 ETHTOOL_GFLAGS, ETHTOOL_SFLAGS = 0x25, 0x26
 ETHTOOL_GRXFH, ETHTOOL_SRXFH, ETHTOOL_GRXRINGS, ETHTOOL_GRXCLSRLCNT = 0x29, 0x2A, 0x2D, 0x2E
 ETHTOOL_GRXFHINDIR, ETHTOOL_SRXFHINDIR = 0x38, 0x39
+ETHTOOL_GFEATURES, ETHTOOL_SFEATURES = 0x3A, 0x3B
 ETHTOOL_GCHANNELS, ETHTOOL_SCHANNELS = 0x3C, 0x3D
 ETHTOOL_GRSSH, ETHTOOL_SRSSH = 0x46, 0x47
-ETH_SS_STATS = 1
+ETH_SS_STATS, ETH_SS_FEATURES = 1, 4
 ETH_RXFH_INDIR_NO_CHANGE = 0xFFFFFFFF
 ETH_RSS_HASH_NO_CHANGE = 0
 RXH_XFRM_NO_CHANGE = 0xFF
@@ -253,14 +254,31 @@ class EthtoolIoctl:
 
     def statistics(self) -> dict[str, int]:
         """`ethtool -S`: the names are the driver's."""
-        sizes = self.call(struct.pack("=2IQI", ETHTOOL_GSSET_INFO, 0, 1 << ETH_SS_STATS, 0))
+        names = self._strings(ETH_SS_STATS)
+        values = self.call(struct.pack("=2I", ETHTOOL_GSTATS, len(names)) + bytes(8 * len(names)))
+        return dict(zip(names, struct.unpack_from(f"={len(names)}Q", values, 8), strict=True))
+
+    def _strings(self, which: int) -> list[str]:
+        sizes = self.call(struct.pack("=2IQI", ETHTOOL_GSSET_INFO, 0, 1 << which, 0))
         count = struct.unpack_from("=I", sizes, 16)[0]
-        names = self.call(struct.pack("=3I", ETHTOOL_GSTRINGS, ETH_SS_STATS, count) + bytes(32 * count))[12:]
-        values = self.call(struct.pack("=2I", ETHTOOL_GSTATS, count) + bytes(8 * count))
-        return {
-            _text(names[32 * i : 32 * i + 32]): value
-            for i, value in enumerate(struct.unpack_from(f"={count}Q", values, 8))
-        }
+        names = self.call(struct.pack("=3I", ETHTOOL_GSTRINGS, which, count) + bytes(32 * count))[12:]
+        return [_text(names[32 * i : 32 * i + 32]) for i in range(count)]
+
+    def features(self) -> dict[str, bool]:
+        """`ethtool -k`: offloads by the kernel's own names, and whether each is in effect."""
+        names = self._strings(ETH_SS_FEATURES)
+        words = (len(names) + 31) // 32
+        reply = self.call(struct.pack("=2I", ETHTOOL_GFEATURES, words) + bytes(16 * words))
+        active = [struct.unpack_from("=4I", reply, 8 + 16 * word)[2] for word in range(words)]
+        return {name: bool(active[i // 32] >> i % 32 & 1) for i, name in enumerate(names) if name}
+
+    def set_feature(self, name: str, on: bool) -> None:
+        """Ask for it. What the driver has fixed, or what depends on another one, stays: read it again."""
+        index = self._strings(ETH_SS_FEATURES).index(name)
+        words = [(0, 0)] * ((max(index, 63) + 32) // 32)
+        words[index // 32] = (1 << index % 32, on << index % 32)
+        body = b"".join(struct.pack("=2I", *word) for word in words)
+        self.call(struct.pack("=2I", ETHTOOL_SFEATURES, len(words)) + body)
 
 
 def _text(raw: bytes) -> str:

@@ -28,7 +28,8 @@ _NAME = re.compile(
     r"irq (?P<irq>\d{1,9}) cpus"
     rf"|(?P<device>{_DEVICE}) (?:(?P<rss>table|key)|channels (?P<channels>combined|rx|tx)|hash (?P<flow>tcp4|tcp6)"
     r"|flag (?P<flag>rxhash|ntuple)|(?P<queue>[rt]x-\d{1,5}) (?P<file>rps_cpus|rps_flow_cnt|xps_cpus)"
-    r"|(?P<link>ring (?:rx|tx)|coalesce (?:rx_usecs|rx_frames|tx_usecs|tx_frames|adaptive_rx)|feature [a-z0-9-]+))"
+    r"|feature (?P<feature>[a-z0-9-]{1,31})"
+    r"|(?P<link>ring (?:rx|tx)|coalesce (?:rx_usecs|rx_frames|tx_usecs|tx_frames|adaptive_rx)))"
 )
 MOST_CORES = 8192  # NR_CPUS of the largest kernels
 MOST_ENTRIES = MOST_QUEUES = 1 << 16
@@ -187,7 +188,7 @@ def _expected(part: dict[str, str], value: str) -> str | None:
     if part["flow"]:
         names = [name for name in value.split(",") if name]
         return None if set(names) <= set(FIELD_LETTERS) else f"some of {','.join(FIELD_LETTERS)}"
-    if part["flag"] or (part["link"] or "").startswith("feature "):
+    if part["flag"] or part["feature"]:
         return None if value in ("on", "off") else "on or off"
     most = MOST_QUEUES if part["channels"] else (1 << 32) - 1
     return None if _is_number(value, most) else f"a number from 0 to {most}"
@@ -254,6 +255,8 @@ def _read_device(device: RssTransport, part: dict[str, str]) -> str:
         return str(getattr(device.ioctl.channels(), part["channels"]))
     if part["flow"]:
         return ",".join(device.ioctl.hash_fields(part["flow"]))
+    if part["feature"]:
+        return "on" if _features(device.ioctl, part["feature"])[part["feature"]] else "off"
     return "on" if device.ioctl.flags()[part["flag"]] else "off"
 
 
@@ -266,6 +269,8 @@ def _write_device(device: RssTransport, part: dict[str, str], value: str) -> Non
         device.ioctl.set_channels(**{part["channels"]: int(value)})
     elif part["flow"]:
         device.ioctl.set_hash_fields(part["flow"], [name for name in value.split(",") if name])
+    elif part["feature"]:
+        _set_feature(device.ioctl, part["feature"], value == "on")
     else:
         _set_flag(device.ioctl, part["flag"], value == "on")
 
@@ -273,11 +278,34 @@ def _write_device(device: RssTransport, part: dict[str, str], value: str) -> Non
 def _set_flag(device: EthtoolIoctl, flag: str, on: bool) -> None:
     device.set_flag(flag, on)
     if device.flags()[flag] != on:  # the kernel keeps what a driver has fixed, and says nothing
+        raise _fixed(device.device, flag, on)
+
+
+def _set_feature(device: EthtoolIoctl, name: str, on: bool) -> None:
+    if _features(device, name)[name] == on:
+        return
+    device.set_feature(name, on)
+    if device.features()[name] != on:
+        raise _fixed(device.device, name, on)
+
+
+def _features(device: EthtoolIoctl, name: str) -> dict[str, bool]:
+    found = device.features()
+    if name not in found:
         raise ConfigError(
-            f"{device.device}: {flag} stays {'off' if on else 'on'}: the driver has it fixed",
-            code="nic_refused",
-            hint=f"`ethtool -k {device.device}` shows [fixed]",
+            f"{device.device}: there is no feature {name!r}",
+            code="nic_setting",
+            hint=f"`ethtool -k {device.device}` shows them",
         )
+    return found
+
+
+def _fixed(device: str, name: str, on: bool) -> ConfigError:
+    return ConfigError(
+        f"{device}: {name} stays {'off' if on else 'on'}: the driver has it fixed",
+        code="nic_refused",
+        hint=f"`ethtool -k {device}` shows [fixed]",
+    )
 
 
 def _shell_device(part: dict[str, str], where: str, value: str) -> str:
@@ -298,9 +326,9 @@ def _shell_device(part: dict[str, str], where: str, value: str) -> str:
         return f"ethtool -N {device} rx-flow-hash {part['flow']} {letters}"
     if part["link"]:
         kind, name = part["link"].split()
-        option = {"ring": "-G", "coalesce": "-C", "feature": "-K"}[kind]
+        option = {"ring": "-G", "coalesce": "-C"}[kind]
         return f"ethtool {option} {device} {name.replace('_', '-')} {value}"
-    return f"ethtool -K {device} {part['flag']} {value}"
+    return f"ethtool -K {device} {part['flag'] or part['feature']} {value}"
 
 
 def format_table(table: tuple[int, ...]) -> str:

@@ -34,6 +34,8 @@ class PlayedDevice:
     fixed_flags: int = 0
     rules: int = 0
     statistics: dict[str, int] = field(default_factory=dict)
+    features: dict[str, bool] = field(default_factory=dict)
+    fixed_features: frozenset[str] = frozenset()
     refuse: dict[int, int] = field(default_factory=dict)
     before_6_8: bool = True
     ignores_table: bool = False
@@ -135,16 +137,34 @@ class PlayedDevice:
             self.table = table
 
     def _37(self, at: int) -> None:
-        assert ctypes.c_uint64.from_address(at + 8).value == 2
-        ctypes.c_uint32.from_address(at + 16).value = len(self.statistics)
+        sets = {1 << 1: self.statistics, 1 << 4: self._feature_names()}
+        ctypes.c_uint32.from_address(at + 16).value = len(sets[ctypes.c_uint64.from_address(at + 8).value])
 
     def _1b(self, at: int) -> None:
-        for index, name in enumerate(self.statistics):
+        sets = {1: list(self.statistics), 4: self._feature_names()}
+        for index, name in enumerate(sets[ctypes.c_uint32.from_address(at + 4).value]):
             ctypes.memmove(at + 12 + 32 * index, name.encode().ljust(32, b"\0"), 32)
 
     def _1d(self, at: int) -> None:
         for index, value in enumerate(self.statistics.values()):
             ctypes.c_uint64.from_address(at + 8 + 8 * index).value = value
+
+    def _feature_names(self) -> list[str]:
+        """64 bits, as in today's kernels; those that the device has are at the end, in the second word."""
+        return [""] * (64 - len(self.features)) + list(self.features)
+
+    def _3a(self, at: int) -> None:
+        assert ctypes.c_uint32.from_address(at + 4).value == 2
+        for bit, name in enumerate(self._feature_names()):
+            ctypes.c_uint32.from_address(at + 8 + 16 * (bit // 32) + 8).value |= self.features.get(name, 0) << bit % 32
+
+    def _3b(self, at: int) -> None:
+        if ctypes.c_uint32.from_address(at + 4).value != 2:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        for bit, name in enumerate(self._feature_names()):
+            valid, wanted = (ctypes.c_uint32 * 2).from_address(at + 8 + 8 * (bit // 32))
+            if valid >> bit % 32 & 1 and name not in self.fixed_features:
+                self.features[name] = bool(wanted >> bit % 32 & 1)
 
     def _10(self, at: int) -> None:
         (ctypes.c_uint32 * 8).from_address(at + 4)[:] = [1024, 0, 0, 512, 256, 0, 0, 128]

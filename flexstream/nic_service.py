@@ -164,6 +164,8 @@ class NicService:
             health = nic.health()
             if health.state is NicState.GONE:
                 return health
+            if nic.device != self._described.get("device"):
+                self._remember_table()  # it was renamed
             self._note_drift(nic.drift())
             steering = nic.steering()
             if steering != self._steering:

@@ -9,7 +9,7 @@ from pathlib import Path
 from flexstream.errors import ConfigError
 from flexstream.nic.contract import Change
 from flexstream.nic.drift import differences, put_back
-from flexstream.nic.facts import read_facts
+from flexstream.nic.facts import Facts, read_facts
 from flexstream.nic.journal import DeviceLock, Journal, left_behind
 from flexstream.nic.plan import Applied, Undone, undo_journal
 from flexstream.nic.settings import Settings
@@ -112,8 +112,8 @@ class Watch:
         self._seen: tuple[str, ...] = ()
         if not self._reference.present:
             raise ConfigError(f"there is no device {device}", code="nic_device", hint="`ip link` shows the devices")
-        holder = DeviceLock(device).holder()
-        if put_back and holder is not None:
+        self._lock = DeviceLock(device)
+        if put_back and (holder := self._lock.holder()) is not None:
             raise ConfigError(
                 f"{device} belongs to the flexstream daemon with process id {holder}, which writes the table itself",
                 code="nic_busy",
@@ -129,6 +129,16 @@ class Watch:
         self._seen = drift
         if not drift or not self._put_back or not now.present:
             return Look(drift, news)
+        try:
+            self._lock.take()  # a daemon may have come since: its moves are changes of the table, and are its own
+        except ConfigError as error:
+            return Look(drift, news, problems=(f"nothing is put back: {error.message}",) if news else ())
+        try:
+            return self._written_back(drift, news, now)
+        finally:
+            self._lock.release()
+
+    def _written_back(self, drift: tuple[str, ...], news: tuple[str, ...], now: Facts) -> Look:
         written, problems = [], []
         settings = Settings()
         try:

@@ -124,6 +124,16 @@ class DeviceFiles:
             return None
 
 
+def name_of_index(index: int, root: Path = Path("/")) -> str | None:
+    """What the device of this number is called now; None when it is gone."""
+    if root != Path("/"):
+        return next((name for name in device_names(root) if DeviceFiles(name, root).index() == index), None)
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return None
+
+
 def device_names(root: Path = Path("/")) -> list[str]:
     folder = root / "sys/class/net"
     found = [path.name for path in folder.iterdir() if (path / "flags").exists()] if folder.is_dir() else []

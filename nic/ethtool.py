@@ -28,7 +28,7 @@ from flexstream.nic.contract import (
     Verification,
     entries_for,
 )
-from flexstream.nic.devices import DeviceFiles, is_own_address
+from flexstream.nic.devices import DeviceFiles, is_own_address, name_of_index
 from flexstream.nic.drift import differences
 from flexstream.nic.facts import Facts, read_facts
 from flexstream.nic.interrupts import affinity
@@ -78,6 +78,7 @@ class EthtoolNic(Nic):
         self._facts = self.read()
         if not self._facts.present:
             raise ConfigError(f"there is no device {device}", code="nic_device", hint="`ip link` shows the devices")
+        self._index = DeviceFiles(device, root).index()
         self._reference = self._facts
 
     @classmethod
@@ -229,6 +230,7 @@ class EthtoolNic(Nic):
                 f"{self.device}: a placement of {len(placement)} groups, the engine has {self._groups}",
                 code="nic_invalid",
             )
+        self._is_there()
         if self._channels_changed():
             self._facts = self._reference = self.read()  # another number of queues, and perhaps another table
         self.set_table(entries_for(placement, len(self.table()), self.queues()))
@@ -275,6 +277,7 @@ class EthtoolNic(Nic):
     def undo(self) -> None:
         if self._applied is None:
             return
+        self._is_there()
         self._applied.undo()
         self._applied = None
         if DeviceFiles(self.device, self._root).exists():
@@ -306,14 +309,28 @@ class EthtoolNic(Nic):
 
     def health(self) -> NicHealth:
         self._lock.answer()
-        files = DeviceFiles(self.device, self._root)
-        if not files.exists():
+        if not self._is_there():
             return NicHealth(NicState.GONE, f"{self.device} is not there any more")
-        if not files.is_up():
+        if not DeviceFiles(self.device, self._root).is_up():
             return NicHealth(NicState.UNVERIFIED, f"{self.device} is down")
         return NicHealth(NicState(self._verified.verdict.value), self._verified.reason)
 
+    def _is_there(self) -> bool:
+        """By its number: a device that was renamed is followed to its new name."""
+        if self._index is None or DeviceFiles(self.device, self._root).index() == self._index:
+            return self._index is not None
+        name = name_of_index(self._index, self._root)
+        if name is None:
+            return False
+        log.warning("%s is called %s now", self.device, name)
+        if self._applied is not None:
+            self._applied.rename(name)
+        self.device = self._facts.device = self._reference.device = name
+        self._transport.rename(name)
+        return True
+
     def drift(self) -> list[str]:
+        self._is_there()
         self._facts = self.read()  # so that queues, key and reasons are those of today
         return differences(self._reference, self._facts)
 

@@ -178,12 +178,18 @@ class Journal:
         return self.origin.stale_reason(self.origin.now()) is not None
 
     def rename(self, device: str) -> None:
-        """The device is called so now: what is noted from here on speaks of it by that name. Raises OSError."""
+        """The device is called so now: what is noted from here on speaks of it by that name. Raises JournalError; then
+        all is as it was, which serves as well until more is to be noted."""
         if device == self.origin.device:
             return
-        old, self.origin = self.origin.device, replace(self.origin, device=device)
-        self.changes = [renamed(change, old, device) for change in self.changes]
-        self._rewrite()
+        before = self.origin, self.changes
+        self.changes = [renamed(change, self.origin.device, device) for change in self.changes]
+        self.origin = replace(self.origin, device=device)
+        try:
+            self._rewrite()
+        except OSError as error:
+            self.origin, self.changes = before
+            raise JournalError(f"{self.path}: {error.strerror}", hint="make room on that disk") from None
 
     def record(self, change: Change) -> None:
         """Note a change before it is made. The first value of a setting is the one to go back to, so later changes

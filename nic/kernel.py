@@ -51,7 +51,7 @@ from flexstream.nic.contract import (
     Verification,
     entries_for,
 )
-from flexstream.nic.devices import is_own_address
+from flexstream.nic.devices import is_own_address, name_of_index
 from flexstream.nic.journal import DeviceLock
 from flexstream.nic.receive_steering import ReceiveSteering
 from flexstream.nic.toeplitz import bucket_of
@@ -201,6 +201,7 @@ class KernelNic(Nic):
     def undo(self) -> None:
         """Take the program off the device, put RPS back as it was, let others have the device."""
         if self._link is not None:
+            self._gone()  # the masks are found by the name that the device has now
             self._link.close()
             self._link = None
         self._verification = None
@@ -378,12 +379,14 @@ class KernelNic(Nic):
             raise ConfigError(f"{self.device}: {error.message}", code="nic_refused", hint=hint) from None
 
     def _gone(self) -> str | None:
-        try:
-            now = socket.if_nametoindex(self.device)
-        except OSError:
+        """Why there is nothing to steer on any more. The program is on the device, whatever that is called."""
+        name = name_of_index(self._ifindex)
+        if name is None:
             return f"{self.device} is gone"
-        if now != self._ifindex:
-            return f"{self.device} is another device now (index {now}, was {self._ifindex})"
+        if name != self.device:
+            log.warning("%s is called %s now", self.device, name)
+            self._steering.rename(name)
+            self.device = name
         if self._link is not None and self._link.ifindex() == 0:
             return f"the program was taken off {self.device}"
         return None

@@ -20,7 +20,7 @@ from flexstream.nic.devices import DeviceFiles
 from flexstream.nic.facts import Facts
 from flexstream.nic.interrupts import format_cpus
 from flexstream.nic.journal import Journal, foreign_journals, left_behind
-from flexstream.nic.settings import Settings, format_table, parse_table
+from flexstream.nic.settings import Settings, format_table, parse_table, renamed
 
 log = logging.getLogger("flexstream.nic")
 GONE = (errno.ENODEV, errno.ENOENT, errno.ENXIO)
@@ -162,6 +162,13 @@ class Applied:
                 self._forget_if_unchanged(change.where, first)
             raise
         self._latest[change.where] = Change(change.where, first, change.new)
+
+    def rename(self, device: str) -> None:
+        """The device is called so now. Raises ConfigError; then nothing is changed."""
+        old = self._journal.origin.device
+        self._journal.rename(device)
+        latest = [renamed(change, old, device) for change in self._latest.values()]
+        self._latest = {change.where: change for change in latest}
 
     def _forget_if_unchanged(self, where: str, first: str) -> None:
         """A refused change needs no undoing, if it really left no trace."""

@@ -107,6 +107,13 @@ class ReceiveSteering:
                 found.append(f"{where}: {now or 'none'}, we had set {value}")
         return found
 
+    def rename(self, device: str) -> None:
+        """The device is called so now. Raises ConfigError; then nothing is changed."""
+        if self._applied is not None:
+            self._applied.rename(device)
+        self._wanted = {f"{device} {where.partition(' ')[2]}": value for where, value in self._wanted.items()}
+        self.device = device
+
     def changes(self) -> tuple[Change, ...]:
         return () if self._applied is None else self._applied.changes()
 

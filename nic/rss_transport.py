@@ -73,6 +73,12 @@ class RssTransport:
         if not self._netlink_writes:
             self.reason = "this kernel's ethtool netlink family has no RSS_SET (it came with Linux 6.17)"
 
+    def rename(self, device: str) -> None:
+        """The device is called so now."""
+        self.device = self.ioctl.device = device
+        if self._netlink is not None:
+            self._netlink.device = device
+
     @property
     def reads_by(self) -> str:
         return "ioctl" if self._netlink is None else "netlink"

@@ -345,6 +345,35 @@ def test_a_device_in_use_is_named_with_its_process_and_only_in_its_own_namespace
     assert machine.run("nic", "undo").returncode == 0
 
 
+def test_watch_puts_nothing_back_behind_a_daemon_that_came_later(machine: Machine) -> None:
+    watching = ["nic", "watch", "va", "--put-back", "--interval", "0.1"]
+    child = subprocess.Popen(
+        ["ip", "netns", "exec", machine.where.name, *CLI, *watching, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None
+        assert json.loads(child.stdout.readline())["drift"] == []
+        with started_inside(machine.where, hold, "va") as holder:
+            holder.said()
+            machine.tool("ethtool", "-L", "va", "rx", "2")
+            look: dict[str, Any] = {"drift": []}
+            while not look["drift"]:
+                look = json.loads(child.stdout.readline())
+            assert look["put_back"] == []
+            assert tool_channels(machine.where, "va")["rx"] == 2
+            holder.kill()
+        while not look["put_back"]:
+            look = json.loads(child.stdout.readline())
+        wait_until(lambda: tool_channels(machine.where, "va")["rx"] == 4, "the channels to be put back")
+    finally:
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=30)
+    assert "nothing is put back: va is in use by another flexstream" in said
+
+
 def change_and_die(device: str) -> None:
     from flexstream.nic.contract import Change
     from flexstream.nic.journal import DeviceLock, Journal

@@ -343,6 +343,55 @@ def test_a_device_that_vanishes_is_gone_and_nothing_crashes(method: str, again: 
         process.result()
 
 
+def device_renamed(pair: Pair, method: str, folder: Path) -> None:
+    with rig(pair, pair.server_device, folder, method=method, groups=4) as here:
+        flows = [here.connect(group) for group in range(4)]
+        say("started")
+        heard()
+        assert here.nic.health().state == "unverified", here.nic.health()
+        assert here.nic.device == "lan0"
+        assert here.nic.drift() == []
+        here.nic.follow([1, 1, 1, 1])
+        for flow in flows:
+            eventually_arrives_on(flow, 1)
+        assert here.nic.verify([flow.connection() for flow in flows]).verdict == "verified"
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_renamed_device_is_still_steered_and_put_back(method: str, tmp_path: Path) -> None:
+    with veth_pair() as pair, started_inside(pair.server, device_renamed, pair, method, tmp_path) as process:
+        assert process.said() == "started"
+        pair.server.ip("link", "set", pair.server_device, "name", "lan0")
+        process.channel.send("renamed")
+        process.result()
+        assert rps_of(pair.server, "lan0") == ""
+
+
+def test_kill_9_and_another_name_undo_restores_rps(tmp_path: Path) -> None:
+    with veth_pair() as pair:
+        with started_inside(pair.server, stay_started, pair.server_device, "tcx", tmp_path) as process:
+            process.said()
+            process.kill()
+        pair.server.ip("link", "set", pair.server_device, "name", "lan0")
+        assert rps_of(pair.server, "lan0") == "3"
+        assert len(run_inside(pair.server, undo_what_is_left, "lan0", tmp_path)) == 1
+        assert rps_of(pair.server, "lan0") == ""
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_of_a_namespace_that_is_gone_is_not_applied_to_another(tmp_path: Path) -> None:
+    """The same names and numbers of devices, perhaps the same inode: the cookie tells them apart."""
+    with veth_pair() as pair, started_inside(pair.server, stay_started, "lo", "tcx", tmp_path) as process:
+        process.said()
+        process.kill()
+        [left] = tmp_path.iterdir()
+        with namespace() as other:
+            assert run_inside(other, undo_what_is_left, "lo", tmp_path) == []
+        assert left.exists()
+        assert run_inside(pair.server, undo_what_is_left, "lo", tmp_path)
+
+
 def somebody_else_changes_it(pair: Pair, folder: Path) -> None:
     with rig(pair, pair.server_device, folder, method="tcx", groups=4) as here:
         flows = [here.connect(group) for group in range(4)]

@@ -442,6 +442,43 @@ def test_a_device_that_vanishes_is_gone_and_closing_it_is_no_error(make: Make, t
     assert left_behind(nic.device, tmp_path / "journal") == []
 
 
+def test_a_device_that_is_renamed_is_the_same_and_is_put_back_under_its_new_name(make: Make, tmp_path: Path) -> None:
+    nic, played = make(table=[3, 1] * 64)
+    nic.start([0, 1, 2, 3])
+    nic.follow([2] * GROUPS)
+    net = tmp_path / "root/sys/class/net"
+    (net / nic.device).rename(net / "lan0")
+    played.name = "lan0"
+    assert nic.health().state is not NicState.GONE
+    assert nic.device == "lan0"
+    assert nic.drift() == []
+    nic.follow([1] * GROUPS)
+    assert set(played.table) == {1}
+    assert {change.where.split()[0] for change in nic.changes()} == {"lan0", "irq"}
+    assert [found.origin.device for found in left_behind("lan0", tmp_path / "journal")] == ["lan0"]
+    nic.close()
+    assert played.table == [3, 1] * 64
+    assert cpus_of(tmp_path) == ["0-3"] * 4
+    assert list((tmp_path / "journal").iterdir()) == []
+
+
+def test_another_device_of_the_old_name_is_not_touched(make: Make, tmp_path: Path) -> None:
+    nic, played = make()
+    old = nic.device
+    nic.start([0, 1, 2, 3])
+    net = tmp_path / "root/sys/class/net"
+    (net / old).rename(net / "lan0")
+    other = net / old
+    other.mkdir()
+    (other / "ifindex").write_text("8")
+    (other / "flags").write_text("0x1003")
+    played.name = "lan0"
+    assert nic.health().state is not NicState.GONE
+    assert nic.device == "lan0"
+    (net / "lan0").unlink()
+    assert nic.health().state is NicState.GONE
+
+
 def test_wrong_tables_and_queues_are_refused_with_the_range(make: Make) -> None:
     nic, _ = make()
     for wrong, why in (([0] * 127, "127 entries"), ([4] * 128, "queues are 0 to 3"), ([-1] * 128, "queue -1")):

@@ -9,6 +9,7 @@ out what it holds (state/known.py).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import queue
@@ -16,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,7 @@ log = logging.getLogger("flexstream.staging")
 
 TICK_S = 0.25
 COMMIT_WAIT_S = 5.0  # a commit waits so long for its rows to be applied; it counts whether they are or not
+ENDING_WAIT_S = 30.0
 DEFAULT_TIMEOUT_S = 24 * 3600.0
 MOST_FAILED = 1000  # that the status names
 MOST_DEATHS = 3  # so many processes that died while they applied a batch, and it is set aside
@@ -66,7 +69,7 @@ class Staging:
         self._sessions: dict[tuple[str, str], Session] = {}
         self._handing: deque[tuple[Stage, int, Bytes, dict[Any, int]]] = deque()  # what workers have not worked off
         self._spare = SparePages()  # for their rows
-        self._todo: queue.Queue[tuple[Record, threading.Event] | None] = queue.Queue()  # None: the end
+        self._todo: queue.Queue[tuple[Record, Future[None]] | None] = queue.Queue()  # None: the end
         self._applied: set[int] = set()  # numbers of kept batches that were applied by this process
         self._settled: set[int] = set()  # and whose windows have all fired
         self._closed = False
@@ -104,11 +107,24 @@ class Staging:
         Raises StageError: `unknown_stage`, `stage_counts`, `stage_used`, `mixed_streams`, `sink_full`, and the disk's;
         nothing was applied then, and the batch may be committed again, with the same or with other stages.
         """
+        answer, applied = self.begin_commit(sink, query, batch, receipts, stream=stream, end=end, remember_s=remember_s)
+        with contextlib.suppress(TimeoutError):
+            applied.result(wait_s)
+        return answer
+
+    def begin_commit(
+        self, sink: str, query: str, batch: int | None, receipts: Sequence[dict[str, Any]],
+        *, stream: str | None = None, end: bool = False, remember_s: float = DEFAULT_REMEMBER_S,
+    ) -> tuple[dict[str, Any], Future[None]]:  # fmt: skip
+        """The same without the wait: (the answer, done when the rows are applied). The batch counts already."""
+        self._wait_until_ended(sink)
+        applied: Future[None] = Future()
         with self._lock:
             self._check_open()
             self.replay()
             if batch is not None and self.journal.is_applied(sink, query, batch):
-                return {"applied": False, "rows": 0, "duplicate": True}
+                applied.set_result(None)
+                return {"applied": False, "rows": 0, "duplicate": True}, applied
             stages = self._named(receipts)
             streams = {stage.stream for stage in stages} | ({stream} if stream is not None else set())
             if len(streams) > 1:
@@ -122,10 +138,14 @@ class Staging:
             self.stages.sync()
             record = self.journal.commit(record)
             self.stages.commit(stages)
-            done = threading.Event()
-            self._todo.put((record, done))
-        done.wait(wait_s)
-        return {"applied": True, "rows": record["rows"], "duplicate": False}
+            self._todo.put((record, applied))
+        return {"applied": True, "rows": record["rows"], "duplicate": False}, applied
+
+    def _wait_until_ended(self, sink: str) -> None:
+        """A sink that is ending begins anew when it has ended; meanwhile others may commit."""
+        for (_, name), session in list(self._sessions.items()):
+            if name == sink and session.state in ("ending", "ended") and not session.ended.wait(ENDING_WAIT_S):
+                raise StageError(f"sink {sink} is still ending", code="sink_ending", hint="commit again")
 
     def _named(self, receipts: Sequence[dict[str, Any]]) -> list[Stage]:
         found: dict[str, Stage] = {}
@@ -224,7 +244,7 @@ class Staging:
             known = self._sessions.get(key)
             if known is not None and known.state not in ("ending", "ended"):
                 return known
-            if known is not None and not known.ended.wait(30):
+            if known is not None and not known.ended.wait(ENDING_WAIT_S):
                 raise StageError(f"sink {sink} is still ending", code="sink_ending", hint="commit again")
             self._sessions = {key: one for key, one in self._sessions.items() if not one.ended.is_set()}
             self._lives += 1
@@ -299,7 +319,7 @@ class Staging:
             finally:
                 self.journal.applying(None)
                 self._todo.task_done()
-                done.set()
+                done.set_result(None)
             self._tidy()
 
     def _note_failed(self, record: Record, error: Exception) -> None:

@@ -17,6 +17,7 @@ _STATUS = {
     "stage_io": 500,
     "sink_ending": 503,
     "sink_full": 507,
+    "too_many_commits": 503,
     "too_many_sessions": 503,
     "stream_exists": 409,
     "query_exists": 409,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -11,13 +12,19 @@ from aiohttp import web
 from flexstream.daemon.params import Params
 from flexstream.daemon.problems import ApiError
 from flexstream.hello import is_name
+from flexstream.stage_room import MOST_STAGES
+from flexstream.staging import COMMIT_WAIT_S
 from flexstream.state.applied import DEFAULT_REMEMBER_S
 
 if TYPE_CHECKING:
     from flexstream.daemon.server import Daemon
 
 BODY_TIMEOUT_S = 30.0
-MAX_BODY_BYTES = 64 << 20  # a receipt for each task, with its rows per group: more than other requests have
+MAX_BODY_BYTES = 16 << 20  # receipts of as many tasks as there can be stages: more than other requests have
+MAX_BODIES_BYTES = 64 << 20  # of all commits that are being received or wait
+MAX_OBJECTS = 2 * MOST_STAGES + 1  # a receipt, and its rows per group, for each stage
+MAX_COMMITS = 256  # that are being received, wait for others, or for their rows to be applied
+COMMIT_THREADS = 8
 MAX_NAME = 256
 MAX_REMEMBER_S = 100 * 365 * 86_400.0
 FIELDS = frozenset({"sink", "query", "batch", "stages", "stream", "end", "remember_s"})
@@ -29,6 +36,9 @@ class StageRoutes:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._engine = daemon.engine
+        self._threads = ThreadPoolExecutor(COMMIT_THREADS, "fs-commit")  # a wait here keeps nobody else waiting
+        self._commits = 0
+        self._body_bytes = 0
 
     def table(self) -> list[web.RouteDef]:
         return [
@@ -40,8 +50,8 @@ class StageRoutes:
     async def list_stages(self, request: web.Request) -> web.Response:
         Params(request)
         staging = self._engine.staging
-        stages, status = await asyncio.to_thread(lambda: (staging.stages.list(), staging.status()))
-        return web.json_response({"stages": stages, **status})
+        text = await asyncio.to_thread(lambda: json.dumps({"stages": staging.stages.list(), **staging.status()}))
+        return web.json_response(text=text)
 
     async def drop_stage(self, request: web.Request) -> web.Response:
         Params(request)
@@ -52,37 +62,70 @@ class StageRoutes:
 
     async def commit(self, request: web.Request) -> web.Response:
         Params(request)
-        arguments = _check(await _body(request))
-        work = asyncio.to_thread(lambda: self._engine.staging.commit(**arguments))
-        return web.json_response(await asyncio.shield(work))  # a client that goes away does not stop it half-way
+        _check_type(request)
+        if self._commits >= MAX_COMMITS:
+            raise _busy(f"{self._commits} commits are under way")
+        self._commits += 1
+        try:
+            # A client that goes away does not stop it half-way.
+            answer, applied = await asyncio.shield(asyncio.ensure_future(self._begin(request)))
+            await asyncio.wait([asyncio.wrap_future(applied)], timeout=COMMIT_WAIT_S)
+            return web.json_response(answer)
+        finally:
+            self._commits -= 1
+
+    async def _begin(self, request: web.Request) -> tuple[dict[str, Any], Future[None]]:
+        data = bytearray()
+        try:
+            await self._receive(request, data)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._commit, data)
+        finally:
+            self._body_bytes -= len(data)
+
+    async def _receive(self, request: web.Request, data: bytearray) -> None:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for chunk in request.content.iter_any():
+                    data += chunk
+                    self._body_bytes += len(chunk)
+                    if len(data) > MAX_BODY_BYTES:
+                        raise _too_large(f"more than {MAX_BODY_BYTES} bytes")
+                    if self._body_bytes > MAX_BODIES_BYTES:
+                        raise _busy(f"commits that are under way have {self._body_bytes} bytes")
+        except TimeoutError:
+            raise ApiError(
+                f"the body did not arrive in {BODY_TIMEOUT_S:.0f} s", code="slow_body", hint="send it again"
+            ) from None
+
+    def _commit(self, data: bytearray) -> tuple[dict[str, Any], Future[None]]:
+        """In a thread of its own, as far as the batch counts."""
+        if data.count(b"{") > MAX_OBJECTS:  # before the parser makes something large of it, and holds others up
+            raise _too_large(f"more than {MOST_STAGES} receipts")
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            hint = "see /openapi.json"
+            raise ApiError(f"the body is not JSON: {str(error)[:200]}", code="bad_json", hint=hint) from None
+        answer: tuple[dict[str, Any], Future[None]] = self._engine.staging.begin_commit(**_check(body))
+        return answer
 
 
-async def _body(request: web.Request) -> Any:
+def _check_type(request: web.Request) -> None:
     if request.content_type != "application/json":
         raise ApiError(
             f"the body's type is {request.content_type}",
             code="bad_content_type",
             hint="send JSON with Content-Type: application/json",
         )
-    data = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for chunk in request.content.iter_any():
-                data += chunk
-                if len(data) > MAX_BODY_BYTES:
-                    raise ApiError(
-                        f"the commit has more than {MAX_BODY_BYTES} bytes",
-                        code="body_too_large",
-                        hint='leave "groups" out of the receipts',
-                    )
-    except TimeoutError:
-        raise ApiError(
-            f"the body did not arrive in {BODY_TIMEOUT_S:.0f} s", code="slow_body", hint="send it again"
-        ) from None
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(f"the body is not JSON: {str(error)[:200]}", code="bad_json", hint="see /openapi.json") from None
+
+
+def _too_large(what: str) -> ApiError:
+    return ApiError(f"the commit has {what}", code="body_too_large", hint='leave "groups" out of the receipts')
+
+
+def _busy(what: str) -> ApiError:
+    return ApiError(f"{what}: no more are taken now", code="too_many_commits", hint="commit again in a while")
 
 
 def _check(body: Any) -> dict[str, Any]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any
 
 import aiohttp
 import pytest
 
+from flexstream.daemon import stages
 from flexstream.daemon.server import Daemon
 from flexstream.errors import StageError
 from tests.unit.fake_engine import FakeEngine
+from tests.waiting import WAIT_S
 
 GOOD = {"sink": "s", "query": "q", "batch": 0, "stages": [{"stage": "a", "rows": 1}]}
 BAD: dict[str, tuple[Any, str]] = {
@@ -43,14 +47,19 @@ BAD: dict[str, tuple[Any, str]] = {
 class FakeStaging:
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
+        self.locked = threading.Event()  # clear: commits wait for a lock
+        self.locked.set()
+        self.applied: Future[None] = Future()
+        self.applied.set_result(None)
 
-    def commit(self, **arguments: Any) -> dict[str, Any]:
+    def begin_commit(self, **arguments: Any) -> tuple[dict[str, Any], Future[None]]:
+        self.locked.wait(WAIT_S)
         self.calls.append(arguments)
         if arguments["receipts"] and arguments["receipts"][0]["stage"] == "missing":
             raise StageError("stage missing is not here", code="unknown_stage", hint="run the batch again")
         if arguments["receipts"] and arguments["receipts"][0]["stage"] == "full":
             raise StageError("no room", code="disk_full")
-        return {"applied": True, "rows": 1, "duplicate": False}
+        return {"applied": True, "rows": 1, "duplicate": False}, self.applied
 
     def drop(self, stage: str) -> dict[str, Any]:
         return {"stage": stage, "dropped": False, "was": "unknown"}
@@ -116,6 +125,89 @@ def test_a_commit_of_many_tasks_is_larger_than_other_bodies_may_be() -> None:
         async with session.post("/v1/commits", json={**GOOD, "stages": many}) as reply:
             assert reply.status == 200
         assert len(staging.calls[0]["receipts"]) == 2000
+
+    served(use)
+
+
+async def post(session: aiohttp.ClientSession, body: Any) -> tuple[int, Any]:
+    async with session.post("/v1/commits", json=body) as reply:
+        return reply.status, await reply.json()
+
+
+async def healthy(session: aiohttp.ClientSession) -> bool:
+    async with session.get("/healthz", timeout=aiohttp.ClientTimeout(WAIT_S)) as reply:
+        return reply.status == 200
+
+
+async def under_way(session: aiohttp.ClientSession, count: int, body: Any = GOOD) -> list[asyncio.Task[Any]]:
+    tasks = [asyncio.create_task(post(session, body)) for _ in range(count)]
+    await asyncio.sleep(0)
+    return tasks
+
+
+def many_connections(session: aiohttp.ClientSession) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(session._base_url, connector=aiohttp.TCPConnector(limit=0))
+
+
+@pytest.mark.parametrize("wait", ["for each other", "for their rows"])
+def test_commits_that_wait_keep_nothing_else_waiting(wait: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "COMMIT_WAIT_S", WAIT_S)
+
+    async def use(session: aiohttp.ClientSession, staging: FakeStaging) -> None:
+        if wait == "for each other":
+            staging.locked.clear()
+        else:
+            staging.applied = Future()
+        async with many_connections(session) as many:
+            tasks = await under_way(many, 100)
+            if wait == "for their rows":
+                while len(staging.calls) < 100:
+                    await asyncio.sleep(0.01)
+            for _ in range(5):
+                assert await healthy(session)
+            assert not any(task.done() for task in tasks)
+            staging.locked.set()
+            if not staging.applied.done():
+                staging.applied.set_result(None)
+            assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
+
+    served(use)
+
+
+def test_more_commits_than_there_is_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "MAX_COMMITS", 5)
+
+    async def use(session: aiohttp.ClientSession, staging: FakeStaging) -> None:
+        staging.locked.clear()
+        async with many_connections(session) as many:
+            tasks = await under_way(many, 20)
+            refused = 0
+            while refused < 15:
+                refused = sum(task.done() for task in tasks)
+                await asyncio.sleep(0.01)
+            staging.locked.set()
+            answers = await asyncio.gather(*tasks)
+        assert sorted(status for status, _ in answers) == [200] * 5 + [503] * 15
+        assert {body["error"]["code"] for status, body in answers if status == 503} == {"too_many_commits"}
+        assert (await post(session, GOOD))[0] == 200
+
+    served(use)
+
+
+def test_a_body_that_no_commit_can_need_is_refused_unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "MAX_BODY_BYTES", 200_000)
+    monkeypatch.setattr(stages, "MAX_BODIES_BYTES", 150_000)
+    monkeypatch.setattr(stages, "MAX_OBJECTS", 21)
+
+    async def use(session: aiohttp.ClientSession, staging: FakeStaging) -> None:
+        status, body = await post(session, {**GOOD, "query": "q" * 300_000})
+        assert (status, body["error"]["code"]) in ((413, "body_too_large"), (503, "too_many_commits"))
+        status, body = await post(session, {**GOOD, "query": "q" * 180_000})
+        assert (status, body["error"]["code"]) == (503, "too_many_commits")
+        status, body = await post(session, {**GOOD, "stages": [{"stage": "a", "rows": 1}] * 30})
+        assert (status, body["error"]["code"]) == (413, "body_too_large")
+        assert staging.calls == []
+        assert (await post(session, {**GOOD, "stages": [{"stage": "a", "rows": 1}] * 20}))[0] == 200
 
     served(use)
 

@@ -292,7 +292,8 @@ class Acceptor:
         make_room(sock, room_for_one(self._engine.groups, len(self._session_of)))
         fd = sock.detach()
         nic = self._engine.nic
-        aligned, stale = nic.arrived(fd, Arrival(peer, local, came_as, placement[came_as], listener, promise))
+        home = session.peer.rpartition(":")[0] or None
+        aligned, stale = nic.arrived(fd, Arrival(peer, local, came_as, placement[came_as], listener, promise, home))
         document |= {"local": list(local), "aligned": aligned}
         if stale:  # it steered by an old key: give it the present one
             document["nic"] = self._engine.nic_facts()

@@ -33,7 +33,10 @@ Endpoint = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One data connection at its HELLO: the 4-tuple as the daemon sees it, and what the producer promised."""
+    """One data connection at its HELLO: the 4-tuple as the daemon sees it, and what the producer promised.
+
+    `home` is the producer's address on its control connection, from which it computed the promise.
+    """
 
     peer: Endpoint
     local: Endpoint
@@ -41,6 +44,15 @@ class Arrival:
     owner: int
     listener: int | None = None
     promise: Promise | None = None
+    home: str | None = None
+
+    def translation(self) -> str | None:
+        """What was changed on the way, in words; None: nothing was."""
+        if self.promise is not None and self.peer[1] != self.promise.port:
+            return "the source port was changed"
+        if self.home is not None and self.peer[0] != self.home:
+            return "the source address is another than the control connection's"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,7 @@ class Alignment:
         self._told: OrderedDict[str, None] = OrderedDict()
         self.aligned = 0
         self.misaligned = 0
-        self.translated = 0  # connections whose port was changed on the way: NAT
+        self.translated = 0  # connections whose port or address was changed on the way: NAT
         self.stale = 0  # connections steered by a key or table that is no longer the device's
 
     def arrived(
@@ -94,7 +106,7 @@ class Alignment:
             else:
                 self.misaligned += 1
             if arrival.promise is not None and bucket != arrival.promise.bucket:
-                stale = arrival.peer[1] == arrival.promise.port
+                stale = arrival.translation() is None
                 self.stale += stale
                 self.translated += not stale
                 self._tell(arrival, bucket, stale)
@@ -103,7 +115,7 @@ class Alignment:
     def _tell(self, arrival: Arrival, bucket: int | None, stale: bool) -> None:
         """Say it once per peer."""
         assert arrival.promise is not None
-        host = arrival.peer[0]
+        host = arrival.home or arrival.peer[0]  # a pool has many addresses for one producer
         fields = {
             "peer": host,
             "group": arrival.group,
@@ -121,7 +133,9 @@ class Alignment:
         fields |= {
             "bound_port": arrival.promise.port,
             "seen_port": arrival.peer[1],
-            "why": "the source port was changed on the way (NAT): its connections are handed over, not aligned",
+            "seen_address": arrival.peer[0],
+            "control_address": arrival.home,
+            "why": f"{arrival.translation()} on the way (NAT): its connections are handed over, not aligned",
         }
         log.warning("behind_nat", extra={"fields": fields})
 

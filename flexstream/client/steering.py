@@ -71,9 +71,10 @@ class Ports:
         peer = document.get("peer")
         if isinstance(document.get("nic"), dict):  # we used an old key, even if that was lucky
             self.learn_table(document["nic"])
-        elif promise is not None and isinstance(peer, list) and len(peer) == 2 and peer[1] != promise.port:
-            self._chooser = None  # chosen ports do not survive the way: leave them to the kernel
-            self.reason = f"the server saw port {peer[1]} for our {promise.port}: there is NAT on the way"
+        elif promise is not None and isinstance(peer, list) and peer != [self._seen[0], promise.port]:
+            self._chooser = None  # what was chosen does not survive the way: leave the ports to the kernel
+            expected = f"{self._seen[0]} port {promise.port}"
+            self.reason = f"the server saw {' port '.join(map(str, peer))} for our {expected}: there is NAT on the way"
             if not self._told_nat:
                 log.info("connections are not aligned: %s", self.reason)
             self._told_nat = True

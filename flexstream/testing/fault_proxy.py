@@ -108,6 +108,10 @@ class FaultProxy:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(what)
 
+    def outgoing(self, client: socket.socket, number: int) -> socket.socket:
+        """The socket that connection `number` leaves by; one may bind it to another source."""
+        return socket.socket()
+
     async def _serve(self) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -129,7 +133,7 @@ class FaultProxy:
         while True:
             client, _ = await self._loop.sock_accept(self._listener)
             number, self.connections = self.connections, self.connections + 1
-            server = socket.socket()
+            server = self.outgoing(client, number)
             for sock in (client, server):
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -115,6 +115,31 @@ def test_behind_nat_sockets_are_handed_over_and_it_is_said_once(caplog: pytest.L
         assert sum(record.message == "behind_nat" for record in caplog.records) == 1
 
 
+class AddressPool(FaultProxy):
+    """NAT that keeps ports and deals addresses out in turn."""
+
+    def outgoing(self, client: socket.socket, number: int) -> socket.socket:
+        leaving = socket.socket()
+        leaving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        leaving.bind((f"127.0.0.{2 + number % 3}", client.getpeername()[1]))
+        return leaving
+
+
+def test_an_address_pool_that_keeps_ports_is_nat_not_an_old_table(caplog: pytest.LogCaptureFixture) -> None:
+    with make_engine() as engine, caplog.at_level(logging.INFO, "flexstream"):
+        assert engine.data_address is not None
+        with AddressPool(engine.data_address) as proxy:
+            with fs.Producer(f"tcp://{proxy.host}:{proxy.port}", stream="s") as producer:
+                producer.send(rows(500))
+                producer.flush(WAIT_S)
+                assert "NAT" in producer.stats()["not_aligned_because"]
+            connections = engine.status()["connections"]
+            assert connections["behind_nat"] > 0
+            assert connections["steered_by_old_table"] == 0
+            assert_all_rows(engine, dict.fromkeys(range(500), 1))
+        assert sum(record.message == "behind_nat" for record in caplog.records) == 1
+
+
 def test_a_new_key_is_survived_and_learnt_by_the_next_connection() -> None:
     with make_engine() as engine, producer_of(engine, linger_ms=1) as producer:
         one_each = rows(5000)

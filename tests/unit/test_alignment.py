@@ -20,10 +20,12 @@ TABLE = entries_for(PLACEMENT, 128, 4)
 LOCAL = ("10.0.0.1", 7400)
 
 
-def arrival(port: int = 40000, *, host: str = "10.0.0.2", promise: Promise | None = None, **more: int) -> Arrival:
+def arrival(
+    port: int = 40000, *, host: str = "10.0.0.2", promise: Promise | None = None, home: str | None = None, **more: int
+) -> Arrival:
     peer = (host, port)
     group = more.pop("group", bucket_of(DEFAULT_KEY, peer, LOCAL, 128))
-    return Arrival(peer, LOCAL, group, PLACEMENT[group], promise=promise, **more)
+    return Arrival(peer, LOCAL, group, PLACEMENT[group], promise=promise, home=home, **more)
 
 
 def test_a_connection_in_its_groups_bucket_is_aligned() -> None:
@@ -78,6 +80,23 @@ def test_a_kept_port_in_another_bucket_is_old_steering_not_nat() -> None:
     assert seen.counts()["steered_by_old_table"] == 1
     assert seen.counts()["behind_nat"] == 0
     assert seen.arrived(4, arrival(40001, promise=Promise(40001, group)), STEERING, TABLE) == (True, False)
+
+
+def test_another_address_with_the_port_kept_is_nat_not_old_steering(caplog: pytest.LogCaptureFixture) -> None:
+    """A pool of addresses: the control connection went out by one, data connections by others, all ports kept."""
+    seen = Alignment()
+    with caplog.at_level(logging.INFO, "flexstream.nic"):
+        for number in (3, 4):
+            came = arrival(40001, host=f"10.0.0.{number}", promise=Promise(40001, 200), home="10.0.0.2")
+            assert seen.arrived(number, came, STEERING, TABLE)[1] is False, "its steering is fine: no new one helps"
+    assert (seen.counts()["behind_nat"], seen.counts()["steered_by_old_table"]) == (2, 0)
+    [said] = [record.fields for record in caplog.records if record.message == "behind_nat"]  # type: ignore[attr-defined]
+    assert (said["seen_address"], said["control_address"]) == ("10.0.0.3", "10.0.0.2")
+    assert "address" in said["why"]
+    lucky = arrival(40002, host="10.0.0.5", home="10.0.0.2")
+    lucky = arrival(40002, host="10.0.0.5", home="10.0.0.2", promise=Promise(40002, lucky.group))
+    assert seen.arrived(5, lucky, STEERING, TABLE) == (True, False)
+    assert seen.counts()["behind_nat"] == 2
 
 
 @pytest.fixture

@@ -27,8 +27,13 @@ SYSTEM_FILE = Path("/etc/flexstream/flexstream.toml")
 DATA_PORT = 7400
 CONTROL_PORT = 7401
 # Variables with our prefix that other parts read: not settings of the daemon, and not mistakes.
+# What other parts read, and the docs name: no settings of the daemon, and no mistakes.
 OTHER_VARIABLES = frozenset(
-    PREFIX + name for name in ("CONFIG", "URL", "DEBUG", "SANITIZE", "ANNOTATE", "EXT", "SEED", "QUIET", "CACHE")
+    PREFIX + name
+    for name in (
+        *("CONFIG", "URL", "TOKEN", "CACHE", "QUIET", "NIC_DIR", "NIC_WAY"),
+        *("DEBUG", "SANITIZE", "ANNOTATE", "EXT", "SEED", "EXPLORE"),
+    )
 )
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "kb": 1000, "m": 1 << 20, "mib": 1 << 20, "mb": 10**6,
           "g": 1 << 30, "gib": 1 << 30, "gb": 10**9, "t": 1 << 40, "tib": 1 << 40, "tb": 10**12}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,14 @@ def test_a_bad_value_is_named_with_its_source_and_the_fix(tmp_path: Path, name: 
 def test_an_unknown_key_suggests_the_near_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'retention_byte'; did you mean retention_bytes"):
         given(tmp_path, "retention_byte = 3").config()
+
+
+def test_every_variable_that_the_docs_name_is_known(project: Path, tmp_path: Path) -> None:
+    pages = [*project.glob("docs/*.md"), project / "README.md", *project.glob("packaging/*")]
+    named = {name for page in pages for name in re.findall(r"FLEXSTREAM_[A-Z_]*[A-Z]", page.read_text())}
+    assert {"FLEXSTREAM_NIC_DIR", "FLEXSTREAM_NIC_WAY", "FLEXSTREAM_TOKEN"} <= named
+    for variable in sorted(named):
+        assert given(tmp_path, environ={variable: "1"}).warnings == [], variable
 
 
 def test_an_unknown_variable_is_a_warning(tmp_path: Path) -> None:

@@ -132,6 +132,39 @@ def test_what_is_no_setting_is_refused(where: str) -> None:
         Settings().read(where)
 
 
+@pytest.mark.parametrize(
+    ("where", "value", "expected"),
+    [
+        ("lo table", "", "0,1,0,1"),
+        ("lo table", "0,-1", "0,1,0,1"),
+        ("lo key", "6d5", "hexadecimal"),
+        ("lo channels combined", "many", "a number"),
+        ("lo channels rx", "-1", "a number"),
+        ("lo hash tcp4", "src_ip,colour", "src_ip"),
+        ("lo flag rxhash", "yes", "on or off"),
+        ("lo feature rx-gro", "1", "on or off"),
+        ("lo ring rx", "1k", "a number"),
+        ("lo rx-0 rps_cpus", "0-", "cores"),
+        ("lo rx-0 rps_cpus", "3-1", "cores"),
+        ("lo rx-0 rps_flow_cnt", "", "a number"),
+        ("irq 1 cpus", "", "cores"),
+        ("irq 1 cpus", "0x3", "cores"),
+    ],
+)
+def test_set_looks_at_the_value_before_it_notes_or_writes_anything(
+    where: str, value: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from flexstream.cli import main
+
+    monkeypatch.setenv("FLEXSTREAM_NIC_DIR", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["nic", "set", "--", where, value])
+    assert ended.value.code == 1
+    assert expected in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_table_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="no table"):
         parse_table("0,x")

@@ -44,6 +44,7 @@ cdef inline unsigned char *block_rows(Block *block) noexcept nogil:
 
 cdef bint output_init(Output *output, uint32_t row_bytes, uint32_t block_rows, uint32_t chunk_blocks,
                       uint32_t max_chunks, int wake_fd) noexcept nogil
+cdef uint64_t output_bytes(Output *output) noexcept nogil      # any thread: what it takes now
 cdef void output_destroy(Output *output) noexcept nogil
 cdef void output_serve(Output *output) noexcept nogil
 cdef Block *output_block(Output *output) noexcept nogil

@@ -45,6 +45,12 @@ cdef bint output_init(Output *output, uint32_t row_bytes, uint32_t rows, uint32_
     return output.chunks_made == 2
 
 
+cdef uint64_t output_bytes(Output *output) noexcept nogil:
+    cdef uint64_t chunk = 64 + block_bytes(output) * output.chunk_blocks
+    cdef uint64_t rings = (output.returned.mask + output.fresh.mask + 2) * sizeof(Message)
+    return fs_load_relaxed(&output.chunks_made) * chunk + rings
+
+
 cdef void output_destroy(Output *output) noexcept nogil:
     cdef Chunk *chunk = <Chunk *> output.chunks
     cdef Chunk *following

@@ -6,7 +6,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.allocator cimport Allocator
-from flexstream.cython_ext.blocks cimport output_destroy, output_init
+from flexstream.cython_ext.blocks cimport output_bytes, output_destroy, output_init
 from flexstream.cython_ext.fronts cimport DensePlan
 from flexstream.cython_ext.includes.native cimport fs_minus, fs_load_relaxed, fs_store_release
 from flexstream.cython_ext.merging cimport layout_invertible
@@ -225,6 +225,11 @@ cdef class QueryState:
             "most": <int64_t> fs_load_relaxed(<uint64_t *> &profile.most),
             "buckets": [fs_load_relaxed(&profile.bucket[i]) for i in range(<int> FS_BUCKETS)],
         }
+
+    @property
+    def output_bytes(self):
+        """Memory for results and late rows on their way to the logs. It is not part of the bound on window state."""
+        return output_bytes(&self.query.results) + output_bytes(&self.query.late)
 
     @property
     def ordered(self):

@@ -41,6 +41,7 @@ from flexstream.wire import (
 log = logging.getLogger("flexstream.acceptor")
 
 LINGER_S = 1.0  # a refused peer may read its ERROR frame for this long
+MAX_LEAVING = 256  # so many at a time
 STOP_LINGER_S = 0.3  # and for this long when the engine stops
 REST_S = 0.1
 FLOOD_REST_S = 0.02  # between accepts while connections are dropped for want of room
@@ -69,6 +70,7 @@ class Acceptor:
         self._thread = threading.Thread(target=self._run, name="fs-acceptor", daemon=True)
         self._stopping = threading.Event()
         self.accepted = 0
+        self.leaving = 0  # refused, and reading why
         self.closed: Counter[str] = Counter()
 
     # -- life
@@ -350,8 +352,16 @@ class Acceptor:
         self._goodbyes.add(self._spawn(self._say_goodbye(sock, refused, group)))
 
     async def _say_goodbye(self, sock: socket.socket, refused: Refused, group: int) -> None:
-        """An ERROR frame, then a close that gives the peer time to read it (a close with unread data resets)."""
+        """An ERROR frame, then a close that gives the peer time to read it (a close with unread data resets).
+
+        With too many of them at a time it has to be quick: they are descriptors that nobody can use.
+        """
         loop = asyncio.get_running_loop()
+        if self.leaving >= MAX_LEAVING:
+            self._goodbyes.discard(asyncio.current_task())
+            _last_word(sock, refused.code, refused.message, refused.hint, group)
+            return
+        self.leaving += 1
         try:
             async with asyncio.timeout(LINGER_S):
                 await loop.sock_sendall(sock, error_frame(refused.code, refused.message, refused.hint, group))
@@ -363,13 +373,16 @@ class Acceptor:
             pass
         finally:
             sock.close()
+            self.leaving -= 1
             self._goodbyes.discard(asyncio.current_task())
 
 
-def _last_word(sock: socket.socket, code: ErrorCode, message: str) -> None:
+def _last_word(
+    sock: socket.socket, code: ErrorCode, message: str, hint: str | None = None, group: int = CONTROL_GROUP
+) -> None:
     """An ERROR frame if it can be sent at once, and close."""
     with contextlib.suppress(OSError):
-        sock.send(error_frame(code, message))
+        sock.send(error_frame(code, message, hint, group))
     sock.close()
 
 

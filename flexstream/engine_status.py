@@ -77,6 +77,7 @@ def _connections(engine: Engine) -> dict[str, Any]:
         "open": sum(worker.stats()["connections"] for worker in engine.workers),
         "accepted": acceptor.accepted if acceptor else 0,
         "pending_hello": acceptor.pending if acceptor else 0,
+        "leaving": acceptor.leaving if acceptor else 0,
         **arrived,
         "misaligned": arrived["misaligned"] + away,
         "split_away": away,
@@ -174,6 +175,7 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
         "history": list(running.history),
         **totals,
         "nan_results": running.results.rows.nan_results,
+        "output_bytes": sum(state.output_bytes for state in running.states),
         "rejected": dict(rejected),
         "ledger": query_ledger(accepted, totals, rejected.total()),
         "log": {

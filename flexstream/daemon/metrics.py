@@ -34,6 +34,7 @@ _QUERY = (
     ("windows_fired", "flexstream_query_windows_fired_total", "counter", "Windows fired, counted per group"),
     ("results", "flexstream_query_results_total", "counter", "Result rows"),
     ("nan_results", "flexstream_query_nan_results_total", "counter", "Result rows with an aggregate that is NaN"),
+    ("output_bytes", "flexstream_query_output_bytes", "gauge", "Memory for results on their way to the log"),
     ("open_windows", "flexstream_query_open_windows", "gauge", "Windows that have not fired yet"),
 )
 _LOG = (
@@ -52,6 +53,7 @@ _CONNECTIONS = (
     ("open", "flexstream_connections_open", "gauge", "Open data connections"),
     ("accepted", "flexstream_connections_accepted_total", "counter", "Connections accepted"),
     ("pending_hello", "flexstream_connections_pending_hello", "gauge", "Connections before their HELLO"),
+    ("leaving", "flexstream_connections_leaving", "gauge", "Refused connections that may still read why"),
     (
         "misaligned",
         "flexstream_connections_misaligned_total",
@@ -274,7 +276,13 @@ def _daemon(page: Page, status: Mapping[str, Any]) -> None:
         page.add("flexstream_build_info", "gauge", "The version that runs", 1, version=daemon["version"])
     for labels, count in daemon.get("http_requests") or []:
         page.add("flexstream_http_requests_total", "counter", "HTTP requests", count, **labels)
+    for reason, count in (daemon.get("http_connections_closed") or {}).items():
+        name, help_text = "flexstream_http_connections_closed_total", "HTTP connections that were dropped or refused"
+        page.add(name, "counter", help_text, count, reason=reason)
+    cut = daemon.get("result_readers_cut")
+    page.add("flexstream_result_readers_cut_total", "counter", "Result streams cut because nobody read them", cut)
     for key, help_text in (
+        ("http_connections", "Open HTTP connections"),
         ("result_readers", "Open result streams"),
         ("log_lines_suppressed", "Log lines left out by the rate limit"),
         ("catalog_failed", "Streams and queries of the catalog that did not come back"),

@@ -30,6 +30,7 @@ _STATUS = {
     "closed": 503,
     "offset_expired": 410,
     "body_too_large": 413,
+    "plan_too_large": 413,
     "bad_content_type": 415,
     "bad_token": 401,
     "bad_host": 403,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ from flexstream.state.known import column
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from flexstream.daemon.threads import Threads
     from flexstream.state.result_log import ResultLog
 
 log = logging.getLogger("flexstream.http")
@@ -28,36 +30,56 @@ ARROW_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
 JSONL_TYPE = "application/x-ndjson"
 FORMATS = ("arrow", "jsonl")
+WRITE_TIMEOUT_S = 30.0  # for a client to read what it asked for
 _LOOK_S = 1.0  # how often a waiting reader looks whether its client is still there
 
 
 class Readers:
-    """Bounds how many result streams are open at once, and ends them all when the daemon stops."""
+    """Bounds how many result streams are open at once, and ends them all when the daemon stops.
+
+    Followers have three quarters of the places, one address half: who wants to read what is there finds one.
+    """
 
     def __init__(self, limit: int = 256) -> None:
         self.limit = limit
-        self.open = 0
+        self._open: Counter[tuple[str, bool]] = Counter()  # by (peer, whether it follows)
+        self.cut = 0  # ended because nobody read what was sent
         self.stopping = asyncio.Event()
 
-    def __enter__(self) -> Readers:
-        if self.open >= self.limit:
+    @property
+    def open(self) -> int:
+        return self._open.total()
+
+    @contextmanager
+    def place(self, peer: str, follow: bool) -> Iterator[None]:
+        """Raises ApiError: no place is left."""
+        of_peer = self._open[peer, True] + self._open[peer, False]
+        following = sum(count for (_, follows), count in self._open.items() if follows)
+        full = self.open >= self.limit or (follow and following >= max(1, self.limit * 3 // 4))
+        if full or of_peer >= max(1, self.limit // 2):
             raise ApiError(
-                f"{self.open} result streams are open already",
+                f"{self.open} result streams are open already, {of_peer} of them to {peer}",
                 code="too_many_readers",
                 hint="close some (`follow=1` holds one each), or read without follow",
             )
-        self.open += 1
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.open -= 1
+        self._open[peer, follow] += 1
+        try:
+            yield
+        finally:
+            self._open[peer, follow] -= 1
+            self._open += Counter()  # forgets who has none
 
 
 class Reply:
     """An HTTP response in one of the formats: the headers, then batch after batch, then the end."""
 
-    def __init__(self, request: web.Request, form: str, schema: pa.Schema, headers: dict[str, str]) -> None:
+    def __init__(
+        self, request: web.Request, readers: Readers, threads: Threads, form: str, schema: pa.Schema,
+        headers: dict[str, str],
+    ) -> None:  # fmt: skip
         self._request = request
+        self._readers = readers
+        self._threads = threads
         self._form = form
         self._schema = schema
         kind = ARROW_TYPE if form == "arrow" else JSONL_TYPE
@@ -68,18 +90,24 @@ class Reply:
     async def begin(self) -> None:
         await self.response.prepare(self._request)
         if self._form == "arrow":
-            await self.response.write(self._schema.serialize().to_pybytes())
+            await self._write(self._schema.serialize().to_pybytes())
 
     async def send(self, batch: pa.RecordBatch) -> None:
         if self._form == "arrow":
-            await self.response.write(batch.serialize().to_pybytes())
+            await self._write(batch.serialize().to_pybytes())
         else:
-            await self.response.write(await asyncio.to_thread(json_lines, batch))
+            await self._write(await self._threads.run("reads", json_lines, batch))
+
+    async def _write(self, data: bytes) -> None:
+        """TimeoutError: the client does not read."""
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await self.response.write(data)
 
     async def end(self) -> None:
         if self._form == "arrow":
-            await self.response.write(ARROW_END)
-        await self.response.write_eof()
+            await self._write(ARROW_END)
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await self.response.write_eof()
 
     @property
     def client_is_gone(self) -> bool:
@@ -96,6 +124,12 @@ class Reply:
             await self.end()
         except ConnectionResetError:
             pass  # the client went away
+        except TimeoutError:
+            self._readers.cut += 1
+            unread = {"path": self._request.path, "peer": self._request.remote, "after_s": WRITE_TIMEOUT_S}
+            log.warning("result_reader_does_not_read", extra={"fields": unread})
+            if self._request.transport is not None:
+                self._request.transport.abort()
         except Exception as error:
             fields = {"path": self._request.path, "error": error}
             known = isinstance(error, FlexStreamError)
@@ -108,6 +142,7 @@ async def stream_log(
     request: web.Request,
     results: ResultLog,
     readers: Readers,
+    threads: Threads,
     *,
     offset: int | None,
     limit: int | None,
@@ -122,24 +157,24 @@ async def stream_log(
     if offset is None:
         offset = results.first_offset
     elif offset < results.first_offset:
-        await asyncio.to_thread(results.read, offset, 1)  # raises offset_expired, with what to do
+        await threads.run("reads", results.read, offset, 1)  # raises offset_expired, with what to do
     headers = {
         "X-FlexStream-First-Offset": str(results.first_offset),
         "X-FlexStream-Next-Offset": str(results.next_offset),
         "X-FlexStream-Generation": str(results.generation),
         "X-FlexStream-Generation-Offset": str(results.generation_offset),
     }
-    with readers:
-        reply = Reply(request, form, results.schema, headers)
+    with readers.place(request.remote or "?", follow):
+        reply = Reply(request, readers, threads, form, results.schema, headers)
         await reply.begin()
         async with reply.whole_or_cut():
-            await _send_rows(reply, results, readers, offset, limit, follow, part)
+            await _send_rows(reply, results, readers, threads, offset, limit, follow, part)
         return reply.response
 
 
 async def _send_rows(
-    reply: Reply, results: ResultLog, readers: Readers, offset: int, limit: int | None, follow: bool,
-    part: tuple[int, int],
+    reply: Reply, results: ResultLog, readers: Readers, threads: Threads, offset: int, limit: int | None,
+    follow: bool, part: tuple[int, int],
 ) -> None:  # fmt: skip
     left = limit if limit is not None else MAX_OFFSET
     loop = asyncio.get_running_loop()
@@ -148,8 +183,8 @@ async def _send_rows(
     try:
         while left > 0:
             grown.clear()
-            for batch in await asyncio.to_thread(results.read, offset, min(left, BATCH_ROWS)):
-                await reply.send(batch if part[1] == 1 else await asyncio.to_thread(of_part, batch, *part))
+            for batch in await threads.run("reads", results.read, offset, min(left, BATCH_ROWS)):
+                await reply.send(batch if part[1] == 1 else await threads.run("reads", of_part, batch, *part))
                 offset += batch.num_rows
                 left -= batch.num_rows
             if offset < results.next_offset:

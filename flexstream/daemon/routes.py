@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flexstream.state.result_log import ResultLog
 
 BODY_TIMEOUT_S = 10.0
+MAX_PLAN_VALUES = 8192  # of a plan in JSON: objects, lists and what is in them
 WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -82,7 +83,7 @@ class Routes:
 
     async def add_stream(self, request: web.Request) -> web.Response:
         Params(request)
-        stream = Stream.from_dict(await self._json(request))
+        stream = await self._daemon.threads.run("changes", Stream.from_dict, await self._json(request))
         known = self._engine.streams.get(stream.name)
         if known is not None and known != stream:
             raise ApiError(
@@ -131,10 +132,9 @@ class Routes:
 
     async def submit_query(self, request: web.Request) -> web.Response:
         Params(request)
-        query = Query.from_json(json.dumps(await self._json(request)))
-        query.bound()
+        query, text = await self._daemon.threads.run("changes", read_plan, await self._json(request))
         known = self._engine.queries.get(query.name)
-        if known is not None and known.to_json() != query.to_json():
+        if known is not None and await self._daemon.threads.run("changes", known.to_json) != text:
             raise ApiError(
                 f"there is a query {query.name!r} already, with another plan",
                 code="query_exists",
@@ -157,8 +157,8 @@ class Routes:
         query = self._query(request)
         status = await self._daemon.engine_status()
         state = status.get("queries", {}).get(query.name, {})
-        body = {"name": query.name, **state, "plan": query.to_dict(), "explain": query.explain()}
-        return web.json_response(body)
+        plan, explained = await self._daemon.threads.run("status", lambda: (query.to_dict(), query.explain()))
+        return web.json_response({"name": query.name, **state, "plan": plan, "explain": explained})
 
     async def cancel_query(self, request: web.Request) -> web.Response:
         Params(request)
@@ -179,8 +179,9 @@ class Routes:
         part = params.whole("part", 0, highest=parts - 1) or 0
         return await stream_log(
             request,
-            await asyncio.to_thread(log_of, query.name),
+            await self._daemon.threads.run("reads", log_of, query.name),
             self._daemon.readers,
+            self._daemon.threads,
             offset=params.whole("offset", None),
             limit=params.whole("limit", None, lowest=1),
             form=params.choice("format", "arrow", FORMATS),
@@ -193,7 +194,7 @@ class Routes:
     async def nic(self, request: web.Request) -> web.Response:
         Params(request)
         status = await self._daemon.engine_status()
-        details = await asyncio.to_thread(nic_details, self._engine)
+        details = await self._daemon.threads.run("status", nic_details, self._engine)
         return web.json_response({"nic": {**status.get("nic", {}), **details}, "groups": status.get("groups")})
 
     async def status(self, request: web.Request) -> web.Response:
@@ -220,7 +221,8 @@ class Routes:
 
     async def metrics(self, request: web.Request) -> web.Response:
         Params(request)
-        text = metrics.render(await self._daemon.status())
+        status = await self._daemon.status()
+        text = await self._daemon.threads.run("status", metrics.render, status)
         return web.Response(body=text.encode("utf-8", "replace"), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def openapi(self, request: web.Request) -> web.Response:
@@ -244,6 +246,25 @@ class Routes:
         except (ValueError, RecursionError) as error:
             problem = f"the body is not JSON: {str(error)[:200]}"
             raise ApiError(problem, code="bad_json", hint="see /openapi.json") from None
+
+
+def read_plan(body: Any) -> tuple[Query, str]:
+    """The query of a body, and its text. Its cost grows faster than its size, hence the bound. Raises QueryError."""
+    count, left = 0, [body]
+    while left and count <= MAX_PLAN_VALUES:
+        value = left.pop()
+        count += 1
+        if isinstance(value, dict | list):
+            left += value.values() if isinstance(value, dict) else value
+    if left:
+        raise ApiError(
+            f"the plan has more than {MAX_PLAN_VALUES} values",
+            code="plan_too_large",
+            hint="make several queries of it; a long list of alternatives is a column that the producer computes",
+        )
+    query = Query.from_json(json.dumps(body))
+    query.bound()
+    return query, query.to_json()
 
 
 def _near(name: str, known: Mapping[str, object], otherwise: str) -> str:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -23,11 +22,13 @@ from flexstream.config import is_loopback, join_address, split_address
 from flexstream.daemon import problems
 from flexstream.daemon.catalog import Catalog
 from flexstream.daemon.engine_api import EngineAPI
+from flexstream.daemon.http_port import IDLE_S, HttpPort
 from flexstream.daemon.notify import notify, watchdog_interval_s
 from flexstream.daemon.problems import ApiError
 from flexstream.daemon.results import Readers
 from flexstream.daemon.routes import Routes
 from flexstream.daemon.stages import StageRoutes
+from flexstream.daemon.threads import Threads
 from flexstream.errors import ConfigError, FlexStreamError
 from flexstream.query import Query
 from flexstream.stream import Stream
@@ -71,13 +72,14 @@ class Daemon:
         self._looking = threading.Lock()
         self._last_status: dict[str, Any] | None = None
         self._health: asyncio.Future[dict[str, Any]] | None = None
-        self._health_thread = ThreadPoolExecutor(1, "fs-health")
+        self.threads = Threads()
         self._changing = asyncio.Lock()  # one change of streams and queries at a time
         self._tasks: list[asyncio.Task[None]] = []
         self._started = time.time()
         self.app = web.Application(middlewares=[self._guard], client_max_size=max_body_bytes)
         self.app.add_routes([*Routes(self).table(), *StageRoutes(self).table()])
-        self._runner = web.AppRunner(self.app, access_log=None, keepalive_timeout=75, shutdown_timeout=2)
+        self._runner = web.AppRunner(self.app, access_log=None, keepalive_timeout=IDLE_S, shutdown_timeout=2)
+        self.port = HttpPort(lambda: self._protocol())
 
     # Requests -----------------------------------------------------------------------------------------------
 
@@ -85,9 +87,11 @@ class Daemon:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Token and host, then the handler; every failure becomes JSON with a status and is counted."""
         response: web.StreamResponse
+        connection = None
         try:
             self._check_token(request)
             self._check_host(request)
+            connection = self.port.begin(request.transport)
             response = await handler(request)
         except FlexStreamError as error:
             response = problems.reply(error)
@@ -104,6 +108,8 @@ class Daemon:
                 hint="its log has the details; please report it",
             )
             response = problems.reply(problem, 500)
+        finally:
+            self.port.end(connection)
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "other"
         method = request.method if request.method in ("GET", "POST", "DELETE") else "other"
@@ -164,12 +170,12 @@ class Daemon:
                 raise ApiError(
                     "the daemon is stopping", code="shutting_down", hint="try again after its restart"
                 )
-            await asyncio.to_thread(apply)
+            await self.threads.run("changes", apply)
             try:
-                await asyncio.to_thread(self._save)
+                await self.threads.run("changes", self._save)
             except ConfigError:
                 if undo is not None:
-                    await asyncio.to_thread(undo)
+                    await self.threads.run("changes", undo)
                 raise
 
     def _save(self) -> None:
@@ -216,7 +222,7 @@ class Daemon:
 
     async def engine_status(self) -> dict[str, Any]:
         """The engine's status; once it drains, the last one before that: its workers are being taken down."""
-        return await asyncio.to_thread(self._engine_status)
+        return await self.threads.run("status", self._engine_status)
 
     def _engine_status(self) -> dict[str, Any]:
         with self._looking:
@@ -234,7 +240,7 @@ class Daemon:
     async def health(self) -> dict[str, Any]:
         """The engine's, from a thread of its own: whatever else is slow, this answers. All who ask share it."""
         if self._health is None or self._health.done():
-            self._health = asyncio.get_running_loop().run_in_executor(self._health_thread, self.engine.health)
+            self._health = self.threads.run("health", self.engine.health)
         try:
             return await asyncio.wait_for(asyncio.shield(self._health), HEALTH_TIMEOUT_S)
         except TimeoutError:
@@ -253,6 +259,9 @@ class Daemon:
             "not_ready": self.not_ready,
             "catalog_failed": self.catalog_failed,
             "result_readers": self.readers.open,
+            "result_readers_cut": self.readers.cut,
+            "http_connections": self.port.open,
+            "http_connections_closed": dict(self.port.closed),
             "log_lines_suppressed": self._suppressed(),
             "http_requests": [
                 [{"method": method, "path": path, "status": code}, count]
@@ -267,17 +276,14 @@ class Daemon:
         """Bring back the catalog, then listen. Raises ConfigError when the port is taken."""
         await asyncio.to_thread(self._restore)
         await self._runner.setup()
-        host, port = self._control
+        assert self._runner.server is not None
+        self._protocol = self._runner.server
         try:
-            await web.TCPSite(self._runner, host, port, backlog=1024).start()
-        except OSError as error:
+            await self.port.listen(*self._control)
+        except ConfigError:
             await self._runner.cleanup()
-            raise ConfigError(
-                f"cannot listen on {join_address(host, port)} (HTTP): {os.strerror(error.errno or 0)}",
-                code="control_port",
-                hint=f"`ss -ltnp sport = :{port}` tells who has it; --control chooses another",
-            ) from error
-        self.control_address = self._runner.addresses[0][:2]
+            raise
+        self.control_address = self.port.address
         self.not_ready = None
         self._tasks = [asyncio.create_task(self._watchdog()), asyncio.create_task(self._trim())]
 
@@ -300,9 +306,10 @@ class Daemon:
             if self.readers.open == 0:
                 break
             await asyncio.sleep(0.05)
+        self.port.close()
         await self._runner.cleanup()
-        self._health_thread.shutdown(wait=False)
         await asyncio.to_thread(self.engine.close)
+        self.threads.stop()
         return list(open_windows or [])
 
     async def run(self, on_ready: Callable[[Daemon], None], on_stopped: Callable[[list[Any]], None]) -> None:

@@ -136,6 +136,21 @@ def test_one_address_cannot_take_all_sessions_of_a_stream():
         assert len(engine.status()["streams"]["s"]["sessions"]) == 25
 
 
+def test_refused_connections_that_never_go_are_counted_and_bounded(monkeypatch):
+    monkeypatch.setattr("flexstream.acceptor.MAX_LEAVING", 20)
+    monkeypatch.setattr("flexstream.acceptor.LINGER_S", WAIT_S)
+    with serving() as engine, RawClient(engine) as client:
+        socks = [client.connect() for _ in range(60)]
+        for sock in socks:
+            sock.sendall(b"\0" * 32)
+        wait_until(lambda: closed(engine, "bad_magic") == 60, "all to be refused")
+        assert engine.status()["connections"]["leaving"] == 20
+        for sock in socks:
+            expect_error(sock, ErrorCode.BAD_MAGIC)
+            sock.close()
+        wait_until(lambda: engine.status()["connections"]["leaving"] == 0, "them to be gone")
+
+
 def test_health_says_that_no_hello_would_be_answered_while_the_acceptor_hangs(monkeypatch):
     monkeypatch.setattr("flexstream.health.ANSWER_S", 0.2)
     with serving() as engine:

@@ -157,14 +157,14 @@ class FakeEngine:
                     "stream": query.stream.name, "state": "running", "error": None, "variant": "generic",
                     "rows": 10, "filtered": 3, "late": 1, "rejected": {"overflow": 2}, "windows_fired": 4,
                     "ledger": {"accepted": 10, "applied": 4, "filtered": 3, "late": 1, "rejected": 2, "in_flight": 0},
-                    "results": self._logs[name].next_offset, "open_windows": 1,
+                    "results": self._logs[name].next_offset, "open_windows": 1, "output_bytes": 4096,
                     "log": {"first_offset": self._logs[name].first_offset,
                             "next_offset": self._logs[name].next_offset,
                             "bytes": self._logs[name].bytes, "error": None},
                 }
                 for name, query in self._queries.items()
             },
-            "connections": {"open": 5, "accepted": 9, "pending_hello": 1, "misaligned": 2,
+            "connections": {"open": 5, "accepted": 9, "pending_hello": 1, "leaving": 7, "misaligned": 2,
                             "closed": {"eos": 3}},
             "stages": {
                 "limit_bytes": 1 << 30, "open": 1, "finished": 2, "committed": 3, "bytes": 4096, "kept_batches": 1,

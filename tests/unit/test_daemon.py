@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import pytest
 
 import flexstream as fs
 from flexstream.daemon.catalog import Catalog
+from flexstream.daemon.http_port import FIRST_REQUEST_S, IDLE_S
+from flexstream.daemon.problems import ApiError
+from flexstream.daemon.results import Readers
 from flexstream.daemon.server import Daemon
 from flexstream.errors import ConfigError
 from tests.unit.fake_engine import ADS, VIEWS, FakeEngine
@@ -60,6 +64,16 @@ async def post(session: aiohttp.ClientSession, path: str, body: Any, status: int
     async with session.post(path, json=body) as reply:
         assert reply.status == status, await reply.text()
         return await reply.json()
+
+
+async def until(true: Callable[[], Any]) -> None:
+    """With a deadline for machines with far too much to do."""
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+BEARER = {"Authorization": "Bearer secret"}
 
 
 def views() -> Any:
@@ -276,6 +290,115 @@ def test_a_follower_that_goes_away_frees_its_place() -> None:
             await asyncio.sleep(0.05)
         async with session.get("/v1/queries/ysb/results") as again:
             assert again.status == 200
+
+    run(scenario)
+
+
+def test_followers_that_never_read_keep_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flexstream.daemon.results.WRITE_TIMEOUT_S", 0.2)
+
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        await post(session, "/v1/queries", views())
+        daemon.readers.limit = 8
+        assert daemon.control_address is not None
+        silent = []
+        for _ in range(8):
+            reader, writer = await asyncio.open_connection(*daemon.control_address, limit=1024)
+            silent.append((reader, writer))
+            writer.write(b"GET /v1/queries/ysb/results?follow=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await until(lambda: daemon.readers.open == 4)  # half of the places are one address's
+        async with session.get("/v1/queries/ysb/results") as reply:
+            assert (await reply.json())["error"]["code"] == "too_many_readers"
+        for _ in range(200):
+            engine.emit("ysb", 8000)  # far more than the sockets hold
+        await until(lambda: daemon.readers.open == 0)
+        assert daemon.readers.cut == 4
+        async with session.get("/v1/queries/ysb/results?limit=10") as reply:
+            assert reply.status == 200
+            await reply.read()
+        assert (await get(session, "/v1/status"))["daemon"]["result_readers_cut"] == 4
+        for _, writer in silent:
+            writer.close()
+
+    run(scenario)
+
+
+def test_those_who_follow_leave_places_for_those_who_read_what_is_there() -> None:
+    readers = Readers(limit=8)
+    with ExitStack() as places:
+        for number in range(6):
+            places.enter_context(readers.place(f"peer {number % 3}", follow=True))
+        with pytest.raises(ApiError, match="open already"), readers.place("another", follow=True):
+            pass
+        with readers.place("another", follow=False):
+            assert readers.open == 7
+    assert readers.open == 0
+
+
+def test_connections_that_ask_for_nothing_are_bounded_counted_and_ended() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        daemon.port._most = 8
+        async with session.get("/healthz", headers=BEARER) as reply:
+            assert reply.status == 200
+        assert daemon.control_address is not None
+        silent = [await asyncio.open_connection(*daemon.control_address) for _ in range(20)]
+        silent[-1][1].write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer wrong\r\n\r\n")
+        await until(lambda: daemon.port.closed["too_many"] >= 14)
+        assert daemon.port.open <= 6  # three quarters
+        for _ in range(3):  # the connection that has asked for something is not the one that goes
+            status = await (await session.get("/v1/status", headers=BEARER)).json()
+        assert status["daemon"]["http_connections"] <= 6
+        page = await (await session.get("/metrics", headers=BEARER)).text()
+        assert 'flexstream_http_connections_closed_total{reason="too_many"}' in page
+        daemon.port.sweep(time.monotonic() + FIRST_REQUEST_S + 1)
+        assert daemon.port.closed["no_request"] == 5
+        await until(lambda: daemon.port.open == 1)
+        daemon.port.sweep(time.monotonic() + IDLE_S + 1)
+        assert daemon.port.closed["idle"] == 1
+        assert await silent[0][0].read() == b""
+        for _, writer in silent:
+            writer.close()
+
+    run(scenario, token="secret")
+
+
+def test_who_finds_no_place_is_told_so() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        await post(session, "/v1/queries", views())
+        daemon.port._most = 1
+        follower = await session.get("/v1/queries/ysb/results?follow=1")
+        assert daemon.control_address is not None
+        reader, writer = await asyncio.open_connection(*daemon.control_address)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+        writer.close()
+        follower.close()
+
+    run(scenario)
+
+
+def test_a_plan_of_too_many_values_is_refused_and_one_that_takes_long_holds_nobody_up() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        wide = {**views(), "filter": [{"op": "col", "name": "x"}] * 5000}
+        assert (await post(session, "/v1/queries", wide, 413))["error"]["code"] == "plan_too_large"
+        await post(session, "/v1/queries", views())
+        reading, go_on = threading.Event(), threading.Event()
+
+        def slow(text: str) -> fs.Query:
+            reading.set()
+            assert go_on.wait(60)
+            return VIEWS
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fs.Query, "from_json", staticmethod(slow))
+            submitted = asyncio.create_task(post(session, "/v1/queries", views(), 200))
+            await until(reading.is_set)
+            for path in ("/healthz", "/readyz", "/v1/status", "/metrics", "/v1/queries/ysb"):
+                async with session.get(path) as reply:
+                    assert reply.status == 200
+            go_on.set()
+            await submitted
 
     run(scenario)
 

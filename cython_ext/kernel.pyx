@@ -133,6 +133,7 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
     cdef Scratch *scratch = context.scratch
     cdef uint32_t n_registers = query.program.n_registers
     cdef uint32_t m, passed, n_late, i, in_time, homed
+    cdef uint32_t n_future = 0
     cdef int64_t earliest = INT64_MAX
     cdef int64_t latest = INT64_MIN
     cdef int64_t t
@@ -150,9 +151,10 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
         scratch.time[i] = t
         earliest = t if t < earliest else earliest
         latest = t if t > latest else latest
-    if m and (earliest < -FS_TIME_LIMIT or latest > FS_TIME_LIMIT):
+    if m and (earliest < -FS_TIME_LIMIT or latest > context.latest):
         for i in range(m):
-            scratch.bad[i] = not -FS_TIME_LIMIT <= scratch.time[i] <= FS_TIME_LIMIT
+            scratch.bad[i] = not -FS_TIME_LIMIT <= scratch.time[i] <= context.latest
+            n_future += context.latest < scratch.time[i] <= FS_TIME_LIMIT
         m = drop_bad(scratch, m, n_registers)
     in_time = m
     n_late = 0
@@ -195,6 +197,7 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
     if scratch.bad_total:
         for i in range(1, 4):
             fs_count(&query.counters.no_value[i], scratch.bad_by_reason[i])
-    fs_count(&query.counters.time_range, passed - in_time)
+    fs_count(&query.counters.time_range, passed - in_time - n_future)
+    fs_count(&query.counters.future, n_future)
     fs_count(&query.counters.state_full, m - homed)
     return STEP_DONE

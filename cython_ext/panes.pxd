@@ -90,6 +90,7 @@ cdef struct Counters:
     uint64_t late
     uint64_t no_value[4]      # rejected: an expression has no value for the row, by program.Bad
     uint64_t time_range       # rejected: event time out of range
+    uint64_t future           # rejected: event time too far ahead of the clock
     uint64_t state_full       # rejected: no room for a new key or pane
     uint64_t after_failure    # rejected: the query had failed
     uint64_t windows_fired
@@ -109,6 +110,7 @@ cdef struct Context:          # what a worker lends to kernels
     Ring *out
     uint64_t session          # of the batch's rows, and the sequence of the first: what `first` and `last` go by
     uint64_t sequence
+    int64_t latest            # of the batch's stream: later event times are rejected
     uint32_t batch_from       # where in the batch the rows given to query.kernel begin
     uint32_t late_from        # and where in these the rows given to the generic variant begin
     uint32_t done             # rows that a kernel finished before STEP_WAIT

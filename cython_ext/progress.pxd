@@ -6,7 +6,7 @@ changed nothing that a second call would repeat.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT
+from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_plus
 from flexstream.cython_ext.panes cimport Step
 from flexstream.cython_ext.shared cimport Connection
 from flexstream.cython_ext.worker cimport StreamState, WorkerState
@@ -22,6 +22,27 @@ cdef inline int64_t finite(int64_t watermark) noexcept nogil:
     return -FS_TIME_LIMIT if watermark < -FS_TIME_LIMIT else watermark
 
 
+cdef inline void bound_times(StreamState *stream, uint64_t realtime_ns) noexcept nogil:
+    """How late a time may be, now. Without a bound: the last one there is."""
+    stream.clock = FS_TIME_LIMIT
+    stream.latest = FS_TIME_LIMIT
+    if stream.max_future >= 0:
+        stream.clock = <int64_t> realtime_ns // stream.unit_ns
+        stream.latest = fs_plus(stream.clock, stream.max_future)
+        if stream.latest > FS_TIME_LIMIT:
+            stream.latest = FS_TIME_LIMIT
+
+
+cdef inline int64_t believable(StreamState *stream, int64_t watermark) noexcept nogil:
+    """A watermark as a peer may give it. One that is too far ahead of the clock cannot be meant: the clock it is."""
+    watermark = finite(watermark)
+    if watermark <= stream.latest:
+        return watermark
+    fs_count(&stream.capped, 1)
+    return stream.clock
+
+
+cdef void look_at_clock(WorkerState *worker) noexcept nogil
 cdef Step worker_progress(WorkerState *worker) noexcept nogil
 cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,
                      size_t n, uint32_t slot, uint64_t sequence) noexcept nogil

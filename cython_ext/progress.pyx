@@ -12,7 +12,9 @@ from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_DEL, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, send,
 )
 from flexstream.cython_ext.includes.moves cimport FS_MOVES
-from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_relaxed, fs_store_release
+from flexstream.cython_ext.includes.native cimport (
+    fs_count, fs_load_acquire, fs_realtime_ns, fs_store_relaxed, fs_store_release,
+)
 from flexstream.cython_ext.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_DONE
 from flexstream.cython_ext.panes cimport (
     STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_has_late_room,
@@ -43,6 +45,17 @@ cdef bint report(WorkerState *worker, uint32_t kind, uint32_t stream, uint32_t s
 
 
 # Rows
+
+
+cdef void look_at_clock(WorkerState *worker) noexcept nogil:
+    """Once in a turn of the loop, for streams whose times have a bound."""
+    cdef uint64_t now = 0
+    cdef uint32_t s
+    for s in range(worker.n_streams):
+        if worker.streams[s].max_future >= 0:
+            if now == 0:
+                now = fs_realtime_ns()
+            bound_times(worker.streams[s], now)
 
 
 cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,
@@ -83,6 +96,7 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
         rows = item.rows + item.done * stream.row_bytes
         worker.context.session = item.session
         worker.context.sequence = item.sequence + item.done
+        worker.context.latest = stream.latest
         while item.next_query < stream.n_queries:
             query = stream.queries[item.next_query]
             if not query_has_late_room(query, &worker.context, n):
@@ -318,7 +332,8 @@ cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
         begin_rows(worker, stream, connection.group, connection.decoder.rows, connection.decoder.n_rows,
                    connection.slot, connection.decoder.next_row - connection.decoder.n_rows)
     elif event == DECODE_WATERMARK:
-        raise_session(worker, stream, connection.slot, connection.group, finite(<int64_t> connection.decoder.value))
+        raise_session(worker, stream, connection.slot, connection.group,
+                      believable(stream, <int64_t> connection.decoder.value))
         begin_advance(worker, stream, connection.group, connection.group + 1)
     elif event == DECODE_EOS:
         raise_session(worker, stream, connection.slot, connection.group, END_OF_STREAM)

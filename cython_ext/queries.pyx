@@ -160,6 +160,7 @@ cdef class QueryState:
                 "division_by_zero": fs_load_relaxed(&query.counters.no_value[<int> BAD_DIVISION]),
                 "cast": fs_load_relaxed(&query.counters.no_value[<int> BAD_CAST]),
                 "time_range": fs_load_relaxed(&query.counters.time_range),
+                "future": fs_load_relaxed(&query.counters.future),
                 "state_full": fs_load_relaxed(&query.counters.state_full),
                 "query_failed": fs_load_relaxed(&query.counters.after_failure),
             },

@@ -27,6 +27,9 @@ cdef class Sender(FurtherLanes):
     cdef uint32_t time_offset
     cdef int64_t call_time         # largest event time handed in, the call in progress included
     cdef int64_t max_disorder
+    cdef int64_t unit_ns           # of an event time
+    cdef int64_t max_future        # the server rejects rows that are further ahead of the clock; -1: it does not
+    cdef int64_t latest            # so this is the last time that the watermark may go by
     cdef bint auto_watermark
 
     cdef void partition(self, const unsigned char* rows, size_t n) noexcept nogil

@@ -22,5 +22,7 @@ class Sender(FurtherLanes):
         auto_watermark: bool = True,
         max_disorder: int = 0,
         send_frames: int = 1,
+        max_future_ns: int | None = None,
+        unit_ns: int = 1,
     ) -> None: ...
     def send(self, rows: Any, start: int = 0, wait: bool = True) -> tuple[int, int]: ...

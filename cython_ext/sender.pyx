@@ -4,7 +4,9 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MIN
 from libc.stdlib cimport calloc, free, malloc
 
-from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_load_relaxed
+from flexstream.cython_ext.includes.native cimport (
+    FS_TIME_LIMIT, fs_load_acquire, fs_load_relaxed, fs_plus, fs_realtime_ns,
+)
 from flexstream.cython_ext.lane cimport (
     LANE_UNOPENED,
     PUMP_AWAY,
@@ -24,7 +26,8 @@ cdef extern from "scatter.h" nogil:
     Modulus scatter_modulus(uint32_t groups) noexcept
     scatter_hash_fn scatter_hash_for() noexcept
     void scatter_groups(const Modulus* m, const uint32_t* hashes, size_t n, uint16_t* ids) noexcept
-    int64_t scatter_max_time(const unsigned char* time, size_t stride, size_t n, int64_t most) noexcept
+    int64_t scatter_max_time(const unsigned char* time, size_t stride, size_t n, int64_t most,
+                             int64_t latest) noexcept
     scatter_fn scatter_for(size_t row_bytes) noexcept
     size_t scatter_block_rows(size_t row_bytes) noexcept
 
@@ -43,7 +46,7 @@ cdef class Sender(FurtherLanes):
     """The lanes of one session and the way into them. Made by `flexstream.client`; not for applications."""
 
     def __cinit__(self, KeyHasher key not None, *, groups, row_bytes, time_offset, auto_watermark=True,
-                  max_disorder=0, send_frames=1, **others):
+                  max_disorder=0, send_frames=1, max_future_ns=None, unit_ns=1, **others):
         if key.spec.end > <uint32_t>row_bytes or time_offset + 8 > row_bytes:
             raise ValueError(f"key and time do not lie in a row of {row_bytes} bytes")
         self.key = key.spec
@@ -55,6 +58,9 @@ cdef class Sender(FurtherLanes):
         self.time_offset = time_offset
         self.auto_watermark = auto_watermark
         self.max_disorder = max_disorder
+        self.max_future = -1 if max_future_ns is None else max_future_ns // unit_ns
+        self.unit_ns = unit_ns
+        self.latest = FS_TIME_LIMIT
         self.send_frames = send_frames
         self.call_time = INT64_MIN
         self.polls = <pollfd*>calloc(groups + 1 + MOST_LANES, sizeof(pollfd))
@@ -76,7 +82,7 @@ cdef class Sender(FurtherLanes):
             for i in range(n):
                 self.hashes[i] = key_hash(&self.key, rows + i * self.shape.row_bytes)
         scatter_groups(&self.modulus, self.hashes, n, self.ids)
-        self.call_time = scatter_max_time(rows + self.time_offset, self.shape.row_bytes, n, self.call_time)
+        self.call_time = scatter_max_time(rows + self.time_offset, self.shape.row_bytes, n, self.call_time, self.latest)
 
     cdef bint make_room(self, uint32_t group) noexcept nogil:
         """The group's frame is full, or there is none: send it and open the next. False: the ring is full.
@@ -198,6 +204,10 @@ cdef class Sender(FurtherLanes):
             if <size_t>view.len != n * self.shape.row_bytes or position > n:
                 raise ValueError(f"{view.len} bytes are not whole rows of {self.shape.row_bytes} bytes")
             with nogil:
+                if self.max_future >= 0:
+                    self.latest = fs_plus(<int64_t> fs_realtime_ns() // self.unit_ns, self.max_future)
+                    if self.latest > FS_TIME_LIMIT:
+                        self.latest = FS_TIME_LIMIT
                 self.enter()
                 status = self.put(<const unsigned char*>view.buf, n, &position, wait)
                 if status == 0:

@@ -168,8 +168,8 @@ cdef class StageRows:
         return groups, counts, pieces, crc
 
 
-def time_span(const unsigned char[::1] rows not None, size_t row_bytes, size_t offset, int64_t limit):
-    """(least, largest) of the event times from -limit to limit; None when there are none."""
+def time_span(const unsigned char[::1] rows not None, size_t row_bytes, size_t offset, int64_t first, int64_t last):
+    """(least, largest) of the event times from `first` to `last`; None when there are none."""
     cdef size_t n = <size_t> rows.shape[0] // row_bytes
     cdef size_t i
     cdef int64_t time
@@ -182,7 +182,7 @@ def time_span(const unsigned char[::1] rows not None, size_t row_bytes, size_t o
     with nogil:
         for i in range(n):
             memcpy(&time, at + i * row_bytes, 8)
-            if -limit <= time <= limit:
+            if first <= time <= last:
                 least = time if time < least else least
                 most = time if time > most else most
     return None if most == INT64_MIN else (least, most)

@@ -4,9 +4,10 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
-from flexstream.cython_ext.includes.native cimport fs_load_relaxed
+from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_realtime_ns
 from flexstream.cython_ext.murmur3 cimport KeyHasher
 from flexstream.cython_ext.program cimport BATCH
+from flexstream.cython_ext.progress cimport bound_times
 from flexstream.cython_ext.shared cimport Connection
 from flexstream.cython_ext.sketch cimport KeySketch
 from flexstream.cython_ext.worker cimport StreamState
@@ -22,7 +23,8 @@ cdef void *zeroed(size_t n) except NULL:
 cdef class StreamHandle:
     """A stream's state on one worker. Lent to the worker's thread for good; freed when that has ended."""
 
-    def __cinit__(self, stream, int index, list placement, int worker, int max_sessions, int batch_bytes):
+    def __cinit__(self, stream, int index, list placement, int worker, int max_sessions, int batch_bytes,
+                  max_future_ns=None):
         cdef KeyHasher hasher = stream.key_hasher
         cdef uint32_t groups = len(placement)
         cdef size_t cells = <size_t> groups * max_sessions
@@ -36,6 +38,9 @@ cdef class StreamHandle:
         self.state.batch_rows = max(8, min(<int> BATCH, batch_bytes // <int> self.state.row_bytes))
         self.state.max_sessions = max_sessions
         self.state.key = hasher.spec
+        self.state.unit_ns = stream.unit_ns
+        self.state.max_future = -1 if max_future_ns is None else max_future_ns // stream.unit_ns
+        bound_times(self.state, fs_realtime_ns())
         self.state.owned = <uint64_t *> zeroed(groups * 8)
         self.state.deferred = <uint8_t *> zeroed(groups)
         self.state.ends_due = <uint8_t *> zeroed(groups)
@@ -107,6 +112,10 @@ cdef class StreamHandle:
     @property
     def received(self):
         return fs_load_relaxed(&self.state.received)
+
+    @property
+    def watermarks_capped(self):
+        return fs_load_relaxed(&self.state.capped)
 
     def add_load(self, arrived, waiting):
         """Add the last sample to arrays of doubles, one per group: rows that came by socket; rows that wait, less

@@ -28,8 +28,10 @@ cdef inline void show_pane(Query *query, Context *context, PaneSet *panes, Pane 
         return
     view.start = pane.start if pane.start > -FS_TIME_LIMIT else -FS_TIME_LIMIT
     end = pane.start + query.pane
-    if end > FS_TIME_LIMIT + 1:        # later times are rejected, which the generic variant does
-        end = FS_TIME_LIMIT + 1
+    if end > context.latest + 1:       # later times are rejected, which the generic variant does
+        end = context.latest + 1
+    if end <= view.start:
+        return
     view.span = <uint64_t> (end - view.start)
     view.entries = pane.table.entries
     view.mask = pane.table.capacity - 1

@@ -48,6 +48,11 @@ cdef struct StreamState:
     uint32_t n_queries
     uint32_t hold
     KeySpec key
+    int64_t unit_ns               # of a time
+    int64_t max_future            # how far ahead of the clock times may be, in that unit; -1: as far as they like
+    int64_t clock                 # the time as of the worker's last look at it, if there is a bound
+    int64_t latest                # and the bound: rows beyond are rejected, watermarks beyond count as `clock`
+    uint64_t capped               # watermarks that did
     uint64_t *owned               # [groups]; others may read it, relaxed
     uint8_t *deferred             # [groups] a firing waits until nobody owes the group anything
     uint8_t *ends_due             # [groups] a session's end is to be counted when its firings are through

@@ -225,8 +225,8 @@ cdef class Worker:
             if write(self.state.wake_fd, &one, 8) < 0:
                 return          # readable already: the worker is awake
 
-    def add_stream(self, stream, int index, list placement, int max_sessions):
-        handle = StreamHandle(stream, index, placement, self.index, max_sessions, self.batch_bytes)
+    def add_stream(self, stream, int index, list placement, int max_sessions, max_future_ns=None):
+        handle = StreamHandle(stream, index, placement, self.index, max_sessions, self.batch_bytes, max_future_ns)
         self.streams.append(handle)
         self.post(order(ADD_STREAM, index, 0, 0, (<StreamHandle> handle).state))
         return handle

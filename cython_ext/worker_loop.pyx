@@ -24,8 +24,8 @@ from flexstream.cython_ext.moving cimport (
 )
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
 from flexstream.cython_ext.progress cimport (
-    END_OF_STREAM, NO_WATERMARK, begin_advance, begin_revision, begin_rows, close_connection, finite, push_limbo,
-    raise_session, report, send_ack, worker_progress,
+    END_OF_STREAM, NO_WATERMARK, begin_advance, begin_revision, begin_rows, believable, close_connection,
+    look_at_clock, push_limbo, raise_session, report, send_ack, worker_progress,
 )
 from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free_slots, ring_pop
 from flexstream.cython_ext.sampling cimport sample_if_wanted, sample_is_wanted
@@ -124,7 +124,7 @@ cdef void free_session(WorkerState *worker, StreamState *stream, uint32_t slot) 
 cdef void session_watermark(WorkerState *worker, StreamState *stream, Message *order) noexcept nogil:
     """A watermark, or the end, for every group that the bitmap does not name."""
     cdef const uint8_t *except_ = <const uint8_t *> order.ptr
-    cdef int64_t watermark = END_OF_STREAM if order.kind == SESSION_END else finite(order.value)
+    cdef int64_t watermark = END_OF_STREAM if order.kind == SESSION_END else believable(stream, order.value)
     cdef uint32_t g
     if stream.session_state[order.slot] == SESSION_NONE:
         return
@@ -456,6 +456,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
         push_limbo(worker)
         sample_if_wanted(worker)
         begin_stop(worker, now)
+        look_at_clock(worker)
         # An unfinished item comes first: until it is done no socket is read and no order taken.
         if work_off(worker) == STEP_WAIT or ring_free_slots(&worker.out) < RING_RESERVE:
             flush_outputs(worker)

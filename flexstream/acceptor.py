@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flexstream import hello
-from flexstream.control_port import ControlPort
+from flexstream.control_port import ControlPort, say
 from flexstream.errors import EngineError
 from flexstream.hello import Host, Refused, StreamPort
 from flexstream.nic.alignment import Arrival
@@ -63,6 +63,7 @@ class Acceptor:
         self._goodbyes: set[Any] = set()
         self._control = ControlPort(engine, self._call)
         self._session_of: dict[int, Session] = {}  # descriptor -> session, while a worker has it
+        self._closing = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners = [_listen(host, port)]
         self._per_worker = False  # whether each listener is a worker's
@@ -319,10 +320,23 @@ class Acceptor:
 
     def _uncount_connection(self, fd: int, group: int) -> Session:
         """Of the session that it came with: by now another may have the slot."""
-        session = self._session_of.pop(fd)
+        with self._closing:  # who finds it there may use the descriptor: it is closed after this
+            session = self._session_of.pop(fd)
         session.connections -= 1
         session.groups[group] -= 1
         return session
+
+    def end_session(self, port: StreamPort, session: Session) -> None:
+        """By order of an operator: its connections are closed, and its epoch is not taken again."""
+        control = port.sessions.remove(session)
+        family = session.family()
+        with self._closing:
+            for fd in [fd for fd, of in self._session_of.items() if of in family]:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
+                    sock.shutdown(socket.SHUT_RDWR)  # the worker sees its end, and gives it back
+        if isinstance(control, socket.socket):
+            word = error_frame(ErrorCode.FENCED, "the session was ended by an operator")
+            self._call(lambda: say(control, word, then_close=True))
 
     def connection_closed(self, port: StreamPort, fd: int, group: int, why: int, ended: bool) -> None:
         """A worker gave a socket back (collector thread): tell the peer why, then close."""

@@ -62,6 +62,7 @@ class Config:
     max_pending_hello: int
     max_sessions: int
     expected_producers: int
+    max_future: int | None
     retention_bytes: int | None
     retention_s: float | None
     stage_limit_bytes: int | None
@@ -79,7 +80,7 @@ class Config:
         """Keyword arguments for `flexstream.Engine`."""
         names = (
             "workers groups data_dir nic pin busy_poll frame_bytes idle_timeout_s session_timeout_s"
-            " hello_timeout_s max_pending_hello max_sessions expected_producers retention_bytes"
+            " hello_timeout_s max_pending_hello max_sessions expected_producers max_future retention_bytes"
             " retention_s token compile stage_limit_bytes stage_timeout_s balance"
         )
         arguments = {name: getattr(self, name) for name in names.split()}
@@ -198,6 +199,18 @@ def _seconds(value: object) -> float:
     raise ValueError("seconds such as 30 or 2.5, or a duration such as 30s, 5m, 7d")
 
 
+def _future(value: object) -> int | None:
+    """Nanoseconds; None: off."""
+    if value == "off":
+        return None
+    try:
+        if isinstance(value, str):
+            return durations.parse(value)
+    except ConfigError:
+        pass
+    raise ValueError("a duration such as 1d or 10m, or off")
+
+
 def _count(lowest: int, highest: int) -> Callable[[object], int]:
     def parse(value: object) -> int:
         if isinstance(value, str) and value.strip().isdecimal():
@@ -299,6 +312,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("max_pending_hello", _count(1, 1 << 20), 1024, "connections that have not said HELLO yet"),
         Setting("max_sessions", _count(1, 1 << 16), 256, "producers at a time"),
         Setting("expected_producers", _count(0, 1 << 16), 0, "no window fires before so many have come"),
+        Setting("max_future", _future, "1d", "rows further ahead of the clock are rejected; off: none are"),
         Setting("retention_bytes", _optional(_size), None, "results kept per query; none keeps all"),
         Setting("retention_s", _optional(_seconds), None, "age of the oldest results kept; none keeps all"),
         Setting("stage_limit_bytes", _optional(_size), "16GiB", "bound on what stages take until they are applied"),

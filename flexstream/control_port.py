@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from flexstream import hello
+from flexstream import durations, hello
 from flexstream.hello import Host, Refused, StreamPort
 from flexstream.pace import Pace
 from flexstream.sessions import Session
@@ -65,10 +65,10 @@ class ControlPort:
         try:
             await loop.sock_sendall(sock, self._ack(sock, peer, port, session))
             if most and session.control is sock:
-                session.speak = lambda data: self._call(lambda: _say(sock, data))
+                session.speak = lambda data: self._call(lambda: say(sock, data))
                 session.most_lanes = most
                 for group, lanes in self._engine.lanes.all_wanted().items():  # asked for since the ACK was made
-                    _say(sock, lanes_frame(group, lanes))
+                    say(sock, lanes_frame(group, lanes))
             await _Control(self, self._engine, sock, port, session).run(self._pace_of(peer[0]))
         finally:
             port.sessions.broken(session, sock)
@@ -93,6 +93,7 @@ class ControlPort:
             "frame_bytes": self._engine.frame_bytes,
             "max_frame_bytes": MAX_FRAME_BYTES,
             "epoch": session.epoch,
+            "max_future": None if port.max_future_ns is None else durations.format(port.max_future_ns),
             "lanes": {str(g): list(lanes.items()) for g, lanes in self._engine.lanes.all_wanted().items()},
         }
         rows = max(1, self._engine.frame_bytes // stream.schema.row_bytes)
@@ -203,12 +204,12 @@ class _Control:
             worker.session_watermark(self._stream.index, self._session.slot, watermark, opened)
 
 
-def _say(sock: socket.socket, data: bytes) -> None:
+def say(sock: socket.socket, data: bytes, *, then_close: bool = False) -> None:
     """A frame that nobody waits for. What does not fit ends the connection: the next one is told everything anew."""
     with contextlib.suppress(OSError):
         try:
             whole = sock.send(data) == len(data)
         except BlockingIOError:
             whole = False
-        if not whole:
+        if not whole or then_close:
             sock.shutdown(socket.SHUT_RDWR)

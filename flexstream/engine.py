@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flexstream import query_logs
+from flexstream import durations, query_logs
 from flexstream.acceptor import Acceptor
 from flexstream.collector import Collector, Feed
 from flexstream.cython_ext.allocator import Allocator
@@ -27,6 +27,7 @@ from flexstream.cython_ext.lowering import lower
 from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd
+from flexstream.durations import Duration
 from flexstream.engine_options import balances, beside, check_data_dir, check_sizes, data_address, worker_cores
 from flexstream.engine_orders import Orders
 from flexstream.engine_status import engine_status, group_rows, open_windows, worker_threads
@@ -69,6 +70,7 @@ class Engine(Orders):
     compiles queries to native code in the background, "off" does not, "require" makes submit() wait and raise.
     stage_limit_bytes, stage_timeout_s: bound on staged rows, and on how long they wait for a commit.
     balance: "auto" (the default with several workers) moves groups as the load asks for it, "off" when told to.
+    max_future: rows further ahead of the clock are rejected, unless their stream says otherwise (None: no bound).
 
     All methods are thread-safe. Raises EngineError: cores that do not exist, ports in use, unknown names.
     """
@@ -98,6 +100,7 @@ class Engine(Orders):
         stage_limit_bytes: int | None = None,
         stage_timeout_s: float = DEFAULT_TIMEOUT_S,
         balance: str | None = None,
+        max_future: Duration | None = None,
     ) -> None:
         cpus = worker_cores(workers)
         auto = balances(balance, len(cpus))
@@ -109,6 +112,7 @@ class Engine(Orders):
         self._logs = query_logs.QueryLogs(self._data_dir, retention_bytes, retention_s)
         self._max_sessions = max_sessions
         self._expected_producers = expected_producers
+        self._max_future_ns = None if max_future is None else durations.parse(max_future)
         self._variants = Variants(compile, threads=lambda: worker_threads(self))
         self._lock = threading.RLock()
         self._catalog = threading.RLock()  # held, before _lock, by whoever changes streams and queries, or moves groups
@@ -198,12 +202,13 @@ class Engine(Orders):
                 raise EngineError("an engine has at most 64 streams", code="too_many_streams")
             index = len(self._streams)
             placement = self.placement()
-            handles = [w.add_stream(stream, index, placement, self._max_sessions) for w in self.workers]
+            future_ns = stream.future_ns(self._max_future_ns)
+            handles = [w.add_stream(stream, index, placement, self._max_sessions, future_ns) for w in self.workers]
             sessions = StreamSessions(
                 index, self.workers, self.groups, self._max_sessions, self._expected_producers,
                 begin_anew=lambda: self._close_fired_windows(index),
             )  # fmt: skip
-            running = RunningStream(stream, index, handles, sessions)
+            running = RunningStream(stream, index, handles, sessions, max_future_ns=future_ns)
             self._by_index.append(running)
             self._streams[stream.name] = running
 
@@ -487,6 +492,9 @@ class Engine(Orders):
 
     def _stream_at(self, index: int) -> RunningStream:
         return self._by_index[index]
+
+    def running_stream(self, name: str) -> RunningStream:
+        return self._stream(name)
 
     def _stream(self, name: str) -> RunningStream:
         with contextlib.suppress(KeyError):

@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from flexstream.engine_status import sessions_of
+from flexstream.errors import EngineError
 from flexstream.health import health
 from flexstream.moving import GroupMove, Mover
 from flexstream.rebalancing import Rebalancer
+from flexstream.sessions import Session
 
 if TYPE_CHECKING:
     from flexstream.engine import Engine
@@ -43,6 +46,41 @@ class Orders(ABC):
         self._check_open()
         return self.rebalancer.unsplit(group)
 
+    def sessions(self, stream: str) -> list[dict[str, Any]]:
+        """The sessions of a stream that have not ended, as in the status."""
+        return sessions_of(cast("Engine", self).running_stream(stream))
+
+    def end_session(self, stream: str, producer: str, kind: str | None = None) -> dict[str, Any]:
+        """End a session that holds or poisons a stream, as if it had said EOS everywhere, and close its connections.
+
+        Its rows so far count. A producer that comes back with the same epoch is refused. Raises EngineError: no such
+        session, or several kinds of that name and no `kind` to choose by.
+        """
+        self._check_open()
+        engine = cast("Engine", self)
+        running = engine.running_stream(stream)
+        found = [s for s in running.sessions.all() if s.producer == producer and kind in (None, s.kind)]
+        if len(found) != 1:
+            raise _unclear(stream, producer, found, running.sessions.all())
+        (session,) = found
+        if engine.acceptor is not None:
+            engine.acceptor.end_session(running.port, session)
+        else:
+            running.sessions.remove(session)
+        return {"stream": stream, "producer": producer, "kind": session.kind, "ended": True}
+
     def health(self) -> dict[str, Any]:
         """{"state", "problem"}: None when all is well. Cheap, and no part of `status`, which may fail by itself."""
         return health(cast("Engine", self))
+
+
+def _unclear(stream: str, producer: str, found: list[Session], there: list[Session]) -> EngineError:
+    if found:
+        kinds = ", ".join(session.kind for session in found)
+        return EngineError(
+            f"stream {stream!r} has several sessions {producer!r}: {kinds}", code="unclear_session", hint="say the kind"
+        )
+    names = ", ".join(sorted({session.producer for session in there})[:8]) or "none"
+    return EngineError(
+        f"stream {stream!r} has no session {producer!r:.80}", code="unknown_session", hint=f"there is {names}"
+    )

@@ -97,7 +97,7 @@ def stream_status(running: RunningStream, staged: int, dropped: int) -> dict[str
     groups = [sum(values) for values in zip(*(part["groups"] for part in parts), strict=True)]
     watermarks = [w for handle in running.handles for w in handle.watermarks().values()]
     missing = sum(handle.groups_without_watermark() for handle in running.handles)
-    sessions = [_session(running, session) for session in running.sessions.all()]
+    sessions = sessions_of(running)
     return {
         "ledger": {
             "received": received + staged + dropped,
@@ -113,11 +113,16 @@ def stream_status(running: RunningStream, staged: int, dropped: int) -> dict[str
             "max": max(watermarks, default=None),
         },
         "groups_without_watermark": missing,
+        "watermarks_capped": sum(handle.watermarks_capped for handle in running.handles),
         "held_by": _held_by(sessions),
         "sessions": sessions,
         "sessions_ended": running.sessions.completed,
         "sessions_expired": running.sessions.expired,
     }
+
+
+def sessions_of(running: RunningStream) -> list[dict[str, Any]]:
+    return [_session(running, session) for session in running.sessions.all()]
 
 
 def _held_by(sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -74,9 +74,9 @@ class Feeder:
     def _reached(self, running: RunningStream, packed: Any) -> int | None:
         """The watermark that the rows bring: their largest time that has a window, less the bound on disorder."""
         times = packed[running.stream.time]
-        latest = int(times.max(initial=-TIME_LIMIT - 1))
-        if latest > TIME_LIMIT:  # such rows are rejected; they must not make others late
-            latest = int(times.max(initial=-TIME_LIMIT - 1, where=times <= TIME_LIMIT))
+        latest, bound = int(times.max(initial=-TIME_LIMIT - 1)), running.port.latest_time()
+        if latest > bound:  # such rows are rejected; they must not make others late
+            latest = int(times.max(initial=-TIME_LIMIT - 1, where=times <= bound))
         if latest >= -TIME_LIMIT:
             running.fed_until = latest if running.fed_until is None else max(latest, running.fed_until)
         if running.fed_until is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
@@ -18,6 +19,7 @@ DEFAULT_ACK_BYTES = 128 * 1024
 MAX_ACK_BYTES = 1 << 40
 MAX_LANE = (1 << 32) - 1
 MAX_PRODUCER = 64
+TIME_LIMIT = 1 << 62  # as in window_times.h: event times beyond it are rejected
 
 WHY = {
     ErrorCode.BAD_MAGIC: "the bytes are not a frame: the magic is wrong",
@@ -48,6 +50,13 @@ class StreamPort:
     index: int
     sessions: StreamSessions
     handles: list[Any]  # the stream's state on each worker
+    max_future_ns: int | None = None  # how far ahead of the clock its rows may be
+
+    def latest_time(self) -> int:
+        """Rows beyond this are rejected, as of now."""
+        if self.max_future_ns is None:
+            return TIME_LIMIT
+        return min((time.time_ns() + self.max_future_ns) // self.stream.unit_ns, TIME_LIMIT)
 
 
 class Host(Protocol):

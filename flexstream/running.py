@@ -24,11 +24,12 @@ class RunningStream:
     handles: list[Any]
     sessions: StreamSessions
     feeder: Session | None = None
+    max_future_ns: int | None = None
     fed_until: int | None = None  # largest event time fed so far
 
     @property
     def port(self) -> StreamPort:
-        return StreamPort(self.stream, self.index, self.sessions, self.handles)
+        return StreamPort(self.stream, self.index, self.sessions, self.handles, self.max_future_ns)
 
 
 @dataclass(eq=False)

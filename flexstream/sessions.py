@@ -27,6 +27,7 @@ MOST_LANES = 64  # of one session in one group
 NETWORK = "network"  # kinds of sessions, each with names of its own: nobody is taken over from another kind
 FEED = "feed"  # rows that are fed in-process; their producer's name, too
 SINK = "sink"  # rows that were staged and committed
+KINDS = (NETWORK, FEED, SINK)
 
 
 class SessionRefused(Exception):
@@ -279,6 +280,19 @@ class StreamSessions:
             if except_groups is None:  # it will not come back
                 for lane in session.lanes.values():
                     self._end_lane(lane)
+
+    def remove(self, session: Session) -> object | None:
+        """End it for good, by order: it holds nothing any more, and does not come back with its epoch.
+
+        Returns its control connection, for the caller to close. It is remembered for as long as others that ended.
+        """
+        with self._lock:
+            control, session.control, session.speak = session.control, None, None
+            if session.kind == NETWORK:  # the others begin anew by themselves, with the next epoch
+                session.epoch += 1
+            session.broken_at = 0.0
+            self.end(session, None)
+            return control
 
     def broken(self, session: Session, control: object) -> None:
         """Its control connection is gone without an EOS. It goes on holding its groups until the time-out."""

@@ -119,9 +119,9 @@ def check_groups(block: Block, stream: Stream, groups: int) -> None:
         raise WireError(ErrorCode.WRONG_GROUP, "a row of a block is not of the group that its table says")
 
 
-def time_span(block: Block, stream: Stream) -> tuple[int, int] | None:
-    """(least, largest) event time of the rows that have a window; None: there is none."""
+def time_span(block: Block, stream: Stream, latest: int = TIME_LIMIT) -> tuple[int, int] | None:
+    """(least, largest) event time, up to `latest`, of the rows that have a window; None: there is none."""
     span: tuple[int, int] | None = stage_rows.time_span(
-        block.rows, stream.schema.row_bytes, stream.time_field.offset, TIME_LIMIT
+        block.rows, stream.schema.row_bytes, stream.time_field.offset, -TIME_LIMIT, latest
     )
     return span

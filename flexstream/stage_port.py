@@ -17,6 +17,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flexstream import hello, stage_block
@@ -121,6 +122,8 @@ class StagePort:
             mine = _adopted(sock)
             about = {"producer": str(said["producer"]), "peer": f"{peer[0]}:{peer[1]}"}
             connection = _Connection(mine, stream, self._engine.groups, self._stages, self._memory, self._lock, about)
+            if (port := self._engine.port_of(stream.name)) is not None:
+                connection.latest_time = port.latest_time
             welcome = self._welcome(mine, peer, stream)
             thread = threading.Thread(target=self._serve, args=(connection, welcome), name="fs-stage", daemon=True)
             self._open[connection] = thread
@@ -205,6 +208,7 @@ class _Connection:
         self._lock = lock
         self._closed = False
         self._stage: Stage | None = None
+        self.latest_time: Callable[[], int] = lambda: stage_block.TIME_LIMIT
         self._pages = page_memory(OWN_BYTES)  # a frame: its header, then its payload when that is small
 
     def say(self, data: bytes) -> None:
@@ -333,7 +337,7 @@ class _Connection:
             raise WireError(ErrorCode.BAD_CRC, "the CRC32C of a block is wrong")
         block = stage_block.decode(header, payload, self._stream.schema.row_bytes, self._groups)
         stage_block.check_groups(block, self._stream, self._groups)
-        span = stage_block.time_span(block, self._stream)
+        span = stage_block.time_span(block, self._stream, self.latest_time())
         self._stages.append(stage, block, span, memory, HEADER_BYTES + header.payload_bytes)
 
     def _finish(self, header: Header) -> None:

@@ -26,6 +26,7 @@ MAX_KEY_FIELDS = 16
 MAX_GROUPS = 65_535
 RESULT_NAMES = ("window_start", "window_end", "group", "revision")
 LATE_NAME = "watermark"
+OFF = "off"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
@@ -46,6 +47,8 @@ class Stream:
     `fields` is a mapping of name to type string, or a Schema. `key` names one field or several: rows of equal
     keys meet in one group. `time` names the timestamp field that windows go by. `max_disorder` is how far
     behind the newest row a row may come and still be in time, for producers that make their own watermarks.
+    `max_future` is how far ahead of the wall clock a row may be: later ones are rejected and counted, because one of
+    them would make everybody else's rows late. "off": as far as it likes; None: as the engine or daemon is set.
 
     Immutable. Raises SchemaError.
     """
@@ -58,12 +61,14 @@ class Stream:
         key: str | Sequence[str],
         time: str,
         max_disorder: Duration = "0ms",
+        max_future: Duration | None = None,
     ) -> None:
         self.name = check_name("stream", name)
         self.schema = fields if isinstance(fields, Schema) else Schema.from_dict(fields)
         self.key: tuple[str, ...] = (key,) if isinstance(key, str) else tuple(key)
         self.time = time
         self.max_disorder_ns = durations.parse(max_disorder)
+        self.max_future = max_future if max_future in (None, OFF) else durations.format(durations.parse(max_future))
         self._check_key()
         self._check_time()
         if why := self.too_long(self.max_disorder_ns):
@@ -148,6 +153,12 @@ class Stream:
         """`max_disorder_ns` in units of the time field, rounded up."""
         return -(-self.max_disorder_ns // self.unit_ns)
 
+    def future_ns(self, default_ns: int | None) -> int | None:
+        """How far ahead of the clock rows may be, by default `default_ns`; None: as far as they like."""
+        if self.max_future is None:
+            return default_ns
+        return None if self.max_future == OFF else durations.parse(self.max_future)
+
     @cached_property
     def key_hasher(self) -> Any:
         """The key compiled for hashing: a `flexstream.cython_ext.murmur3.KeyHasher`."""
@@ -181,6 +192,7 @@ class Stream:
             "key": list(self.key),
             "time": self.time,
             "max_disorder": durations.format(self.max_disorder_ns),
+            **({} if self.max_future is None else {"max_future": self.max_future}),
         }
 
     @classmethod
@@ -188,7 +200,7 @@ class Stream:
         """From `to_dict`'s form, which is that of TOML and JSON files too."""
         if not isinstance(body, Mapping):
             raise SchemaError(f"a stream must be an object, not {body!r}", code="bad_stream")
-        unknown = set(map(str, body)) - {"name", "fields", "key", "time", "max_disorder"}
+        unknown = set(map(str, body)) - {"name", "fields", "key", "time", "max_disorder", "max_future"}
         missing = {"name", "fields", "key", "time"} - set(body)
         if unknown or missing:
             wrong = [f"unknown {sorted(unknown)}"] * bool(unknown) + [f"missing {sorted(missing)}"] * bool(
@@ -197,7 +209,7 @@ class Stream:
             raise SchemaError(
                 f"stream definition: {', '.join(wrong)}",
                 code="bad_stream",
-                hint="a stream has name, fields, key, time and, if you like, max_disorder",
+                hint="a stream has name, fields, key, time and, if you like, max_disorder and max_future",
             )
         key = body["key"]
         if not isinstance(key, str) and not (
@@ -210,6 +222,7 @@ class Stream:
             key=key,
             time=body["time"],
             max_disorder=body.get("max_disorder", "0ms"),
+            max_future=body.get("max_future"),
         )
 
     @classmethod
@@ -230,9 +243,12 @@ class Stream:
 
     @classmethod
     def from_numpy(
-        cls, name: str, dtype: Any, *, key: str | Sequence[str], time: str, max_disorder: Duration = "0ms"
-    ) -> Stream:
-        return cls(name, Schema.from_numpy(dtype), key=key, time=time, max_disorder=max_disorder)
+        cls, name: str, dtype: Any, *, key: str | Sequence[str], time: str, max_disorder: Duration = "0ms",
+        max_future: Duration | None = None,
+    ) -> Stream:  # fmt: skip
+        return cls(
+            name, Schema.from_numpy(dtype), key=key, time=time, max_disorder=max_disorder, max_future=max_future
+        )
 
     @classmethod
     def from_arrow(
@@ -243,8 +259,11 @@ class Stream:
         key: str | Sequence[str],
         time: str,
         max_disorder: Duration = "0ms",
+        max_future: Duration | None = None,
     ) -> Stream:
-        return cls(name, Schema.from_arrow(schema), key=key, time=time, max_disorder=max_disorder)
+        return cls(
+            name, Schema.from_arrow(schema), key=key, time=time, max_disorder=max_disorder, max_future=max_future
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and self.to_dict() == other.to_dict() and self.schema == other.schema

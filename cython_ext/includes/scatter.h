@@ -93,11 +93,12 @@ static void scatter_groups(const Modulus *m, const uint32_t *hash, size_t n, uin
 
 /* The largest event time, without those beyond +-2^62: the engine refuses such rows, and one of them must not push the
  * watermark to the end of time. */
-static int64_t scatter_max_time(const unsigned char *time, size_t stride, size_t n, int64_t most) {
+static int64_t scatter_max_time(const unsigned char *time, size_t stride, size_t n, int64_t most, int64_t latest) {
+    uint64_t width = (uint64_t)latest + (UINT64_C(1) << 62);
     for (size_t i = 0; i < n; i++, time += stride) {
         int64_t t;
         memcpy(&t, time, 8);
-        t = (uint64_t)t + (UINT64_C(1) << 62) <= UINT64_C(1) << 63 ? t : INT64_MIN;
+        t = (uint64_t)t + (UINT64_C(1) << 62) <= width ? t : INT64_MIN;
         most = t > most ? t : most;
     }
     return most;

@@ -19,6 +19,7 @@ from flexstream.cli import (
     rebalance,
     send,
     serve,
+    sessions,
     stages,
     status,
     streams,
@@ -48,6 +49,7 @@ app.command("send")(send.send)
 app.command("top")(top.top)
 app.command("status")(status.status)
 app.add_typer(streams.app, name="streams")
+app.add_typer(sessions.app, name="sessions")
 app.add_typer(stages.app, name="stages")
 app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")

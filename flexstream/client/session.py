@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flexstream import durations
 from flexstream.client.discovery import Address, find_data_port
 from flexstream.client.further_lanes import LaneKeeper
 from flexstream.client.handshake import Hello, Welcome, greet, greet_control, refusal, retryable
@@ -168,6 +169,8 @@ class Session:
             send_frames=min(at_once, MOST_AT_ONCE),
             auto_watermark=not s.explicit_watermark,
             max_disorder=disorder,
+            max_future_ns=_future_ns(welcome.document),
+            unit_ns=unit_ns,
         )
 
     # ---- the service thread --------------------------------------------------------------------------
@@ -399,6 +402,15 @@ def _describe(fault: tuple[int, int, int, bytes]) -> BaseException:
     if value:
         return refusal(value, payload)
     return OSError(code, os.strerror(code)) if code else ConnectionResetError("closed by the server")
+
+
+def _future_ns(document: dict[str, Any]) -> int | None:
+    """Rows further ahead of the clock are rejected there, and must not raise the watermark. None: they are not."""
+    try:
+        said = document.get("max_future")
+        return None if said is None else durations.parse(said)
+    except FlexStreamError:
+        return None
 
 
 def _is_loopback(host: str) -> bool:

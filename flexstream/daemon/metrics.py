@@ -199,6 +199,9 @@ def _stream(page: Page, name: str, stream: Mapping[str, Any]) -> None:
     help_text = "Groups that have no watermark yet: none of their windows fires"
     without = stream.get("groups_without_watermark")
     page.add("flexstream_stream_groups_without_watermark", "gauge", help_text, without, stream=name)
+    help_text = "Watermarks further ahead of the clock than max_future, per worker: they counted as the clock's time"
+    capped = stream.get("watermarks_capped")
+    page.add("flexstream_stream_watermarks_capped_total", "counter", help_text, capped, stream=name)
     for holder in stream.get("held_by") or []:
         labels = {"stream": name, "producer": holder.get("producer"), "idle": int(bool(holder.get("idle")))}
         help_text = "Watermark of the producers that hold the stream back"

@@ -8,6 +8,7 @@ from typing import Any
 import flexstream
 from flexstream.daemon.metrics import CONTENT_TYPE
 from flexstream.daemon.params import MAX_OFFSET, MAX_PARTS
+from flexstream.sessions import KINDS
 
 Json = dict[str, Any]
 
@@ -18,6 +19,13 @@ NAME: Json = {
     "schema": {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_.-]{0,63}$"},
 }
 STAGE: Json = {"name": "stage", "in": "path", "required": True, "schema": {"type": "string"}}
+PRODUCER: Json = {"name": "producer", "in": "path", "required": True, "schema": {"type": "string"}}
+KIND: Json = {
+    "name": "kind",
+    "in": "query",
+    "description": "Which one, where a producer and a sink have the same name.",
+    "schema": {"type": "string", "enum": ["any", *KINDS], "default": "any"},
+}
 OFFSET: Json = {
     "name": "offset",
     "in": "query",
@@ -143,6 +151,22 @@ def _paths() -> Json:
                 "One stream: what a producer asks first",
                 {"200": stream, "404": ERROR},
                 parameters=[NAME],
+            )
+        },
+        "/v1/streams/{name}/sessions": {
+            "get": _operation(
+                "listSessions",
+                "Its producers: state, watermark, connections",
+                {"200": _json("The sessions that have not ended", _ref("SessionsReply")), "404": ERROR},
+                parameters=[NAME],
+            )
+        },
+        "/v1/streams/{name}/sessions/{producer}": {
+            "delete": _operation(
+                "endSession",
+                "End a session that holds or poisons the stream; its rows so far count",
+                {"200": _json("Ended", _ref("SessionReply")), "404": ERROR, "409": ERROR},
+                parameters=[NAME, PRODUCER, KIND],
             )
         },
         "/v1/queries": {
@@ -378,6 +402,11 @@ def _schemas() -> Json:
                 "key": {"oneOf": [text, {"type": "array", "items": text, "minItems": 1}]},
                 "time": text,
                 "max_disorder": {"type": "string", "examples": ["0ms", "5s"]},
+                "max_future": {
+                    "type": "string",
+                    "description": "how far ahead of the clock rows may be; without it: as the daemon is set",
+                    "examples": ["1d", "off"],
+                },
             },
             "additionalProperties": False,
         },
@@ -401,6 +430,8 @@ def _schemas() -> Json:
                 "aggregates": {"type": "object"},
             },
         },
+        "SessionsReply": _object(stream=text, sessions={"type": "array", "items": {"type": "object"}}),
+        "SessionReply": _object(stream=text, producer=text, kind={"enum": [*KINDS]}, ended={"const": True}),
         "QueryReply": {
             "type": "object",
             "required": ["name", "plan"],

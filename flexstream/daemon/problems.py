@@ -9,6 +9,8 @@ from flexstream.errors import FlexStreamError, ResultLogError
 _STATUS = {
     "unknown_stream": 404,
     "unknown_query": 404,
+    "unknown_session": 404,
+    "unclear_session": 409,
     "unknown_path": 404,
     "unknown_stage": 409,
     "stage_counts": 409,

@@ -16,6 +16,7 @@ from flexstream.daemon.params import MAX_PARTS, Params
 from flexstream.daemon.problems import ApiError
 from flexstream.daemon.rebalance_routes import RebalanceRoutes
 from flexstream.daemon.results import FORMATS, stream_log
+from flexstream.daemon.session_routes import SessionRoutes
 from flexstream.errors import SchemaError
 from flexstream.query import Query
 from flexstream.schema import near_names
@@ -49,6 +50,7 @@ class Routes:
             web.get("/v1/queries/{name}/results", self.results, allow_head=False),
             web.get("/v1/queries/{name}/late", self.late, allow_head=False),
             web.get("/v1/nic", self.nic, allow_head=False),
+            *SessionRoutes(self._daemon).table(),
             *RebalanceRoutes(self._daemon, self._json).table(),
             web.get("/v1/status", self.status, allow_head=False),
             web.get("/healthz", self.health, allow_head=False),

@@ -125,6 +125,16 @@ class FakeEngine:
     def health(self) -> dict[str, Any]:
         return {"state": self.state, "problem": "the engine failed" if self.state == "failed" else None}
 
+    def sessions(self, stream: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.status()["streams"][stream]["sessions"]
+        return found
+
+    def end_session(self, stream: str, producer: str, kind: str | None = None) -> dict[str, Any]:
+        if producer != "p1":
+            raise EngineError(f"no session {producer!r}", code="unknown_session")
+        self.calls.append(f"end_session {stream} {producer} {kind}")
+        return {"stream": stream, "producer": producer, "kind": kind or "network", "ended": True}
+
     def status(self) -> dict[str, Any]:
         return {
             "uptime_s": time.monotonic() - self._began,

@@ -196,6 +196,18 @@ def test_status_nic_and_placement(cli: Running, query_file: str) -> None:
     assert cli.json("rebalance", "status")["placement"] == [0, 1] * 4
 
 
+def test_sessions_are_listed_and_ended(cli: Running, query_file: str) -> None:
+    cli("submit", query_file)
+    assert "p1" in cli("sessions", "list")
+    assert cli.json("sessions", "list", "--stream", "ads")["sessions"][0]["stream"] == "ads"
+    assert "session p1 of stream ads: ended" in cli("sessions", "end", "p1")
+    assert cli.json("sessions", "end", "p1", "--stream", "ads", "--kind", "sink")["kind"] == "sink"
+    ended = [call for call in cli.engine.calls if call.startswith("end_session")]
+    assert ended == ["end_session ads p1 None", "end_session ads p1 sink"]
+    assert "no streams have a session 'p2'" in cli("sessions", "end", "p2", code=1)
+    assert "no session 'a/b?'" in cli("sessions", "end", "a/b?", "--stream", "ads", code=1)
+
+
 def test_top_once_shows_cores_groups_and_queries(cli: Running, query_file: str) -> None:
     cli("submit", query_file)
     text = cli("top", "--once", "--interval", "0.1")

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from flexstream.pinning import read_back
+
 if TYPE_CHECKING:
     from flexstream.engine import Engine
     from flexstream.running import RunningQuery, RunningStream
@@ -62,7 +64,7 @@ def engine_status(engine: Engine) -> dict[str, Any]:
 
 
 def _worker(stats: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in stats.items() if name not in _PRIVATE}
+    return {name: value for name, value in read_back(stats).items() if name not in _PRIVATE}
 
 
 def _stream(engine: Engine, running: RunningStream) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flexstream.pinning import pinned_core
+
 if TYPE_CHECKING:
     from flexstream.running import RunningStream
 
@@ -60,7 +62,7 @@ class Loads:
 
     def cores(self) -> list[int | None]:
         """The core of each worker; None: it is not pinned."""
-        return [stats["cpu"] if (stats := worker.stats())["pinned"] else None for worker in self._workers]
+        return [pinned_core(worker.stats()) for worker in self._workers]
 
     def lanes(self) -> int:
         """How many queues of rows there are: connections, or groups that are fed."""

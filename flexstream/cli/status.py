@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flexstream.cli.nic_status import nic_lines
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, shown, size, table
 from flexstream.cli.rebalance import describe as balance_lines
 
@@ -67,10 +68,12 @@ def describe(reply: dict[str, Any]) -> str:
         f"({'aligned' if nic.get('aligned') else nic.get('reason') or 'not aligned'})",
         f"connections: {connections.get('open', 0)} open, {connections.get('accepted', 0)} accepted, "
         f"{connections.get('pending_hello', 0)} before HELLO, {connections.get('misaligned', 0)} misaligned"
+        + (f", {100 * share:.0f}% aligned now" if (share := connections.get("alignment")) is not None else "")
         + "".join(
             f", {count} closed by {reason}" for reason, count in (connections.get("closed") or {}).items()
         ),
     ]
+    parts += nic_lines(nic, connections)
     if latency.get("count"):
         parts.append(
             f"latency: p50 {latency['p50_ms']:.3g} ms, p99 {latency['p99_ms']:.3g} ms, "
@@ -79,6 +82,11 @@ def describe(reply: dict[str, Any]) -> str:
     if reply.get("rebalance"):
         parts += balance_lines(reply["rebalance"])
     parts += ["", table([_worker(worker) for worker in reply.get("workers", [])], WORKERS)]
+    parts += [
+        f"worker {worker.get('worker')} is not pinned: {worker['pin_reason']}"
+        for worker in reply.get("workers", [])
+        if worker.get("pin_reason") and worker.get("cpu", -1) >= 0
+    ]
     if reply.get("streams"):
         parts += ["", table([_stream(*item) for item in reply["streams"].items()], STREAMS)]
     if reply.get("queries"):

@@ -45,3 +45,18 @@ def test_what_fails_inside_leaves_the_caller_where_it_was() -> None:
     with pytest.raises(ValueError, match="inside"), beside([min(allowed)]):
         raise ValueError("inside")
     assert os.sched_getaffinity(0) == allowed
+
+
+def test_whether_a_worker_is_pinned_is_asked_not_remembered() -> None:
+    core, elsewhere = min(os.sched_getaffinity(0)), os.sched_getaffinity(0)
+    with fs.Engine(workers=[core], groups=4) as engine:
+        [worker] = engine.status()["workers"]
+        assert (worker["pinned"], worker["pin_reason"]) == (True, None)
+        if len(elsewhere) == 1:
+            pytest.skip("this machine has one core: there is nowhere else to go")
+        os.sched_setaffinity(worker["thread_id"], elsewhere)  # as taskset or a cpuset would
+        [worker] = engine.status()["workers"]
+        assert worker["pinned"] is False
+        assert "somebody else has set" in worker["pin_reason"]
+        os.sched_setaffinity(worker["thread_id"], {core})
+        assert engine.status()["workers"][0]["pinned"] is True

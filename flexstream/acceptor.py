@@ -22,6 +22,7 @@ from flexstream.control_port import ControlPort, say
 from flexstream.errors import EngineError
 from flexstream.hello import Host, Refused, StreamPort
 from flexstream.nic.alignment import Arrival
+from flexstream.pace import Slowing
 from flexstream.receive_room import make_room, room_for_one
 from flexstream.sessions import Session, SessionRefused
 from flexstream.wire import (
@@ -62,6 +63,7 @@ class Acceptor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._goodbyes: set[Any] = set()
         self._control = ControlPort(engine, self._call)
+        self._slowing = Slowing()
         self._session_of: dict[int, Session] = {}  # descriptor -> session, while a worker has it
         self._closing = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -233,15 +235,15 @@ class Acceptor:
                 sock.close()
         except TimeoutError:
             hint = f"a HELLO must come within {self._hello_timeout_s:g} s"
-            await self._refuse(sock, Refused(ErrorCode.HELLO_TIMEOUT, "no whole HELLO came in time", hint), group)
+            await self._refuse(sock, Refused(ErrorCode.HELLO_TIMEOUT, "no whole HELLO came in time", hint), group, peer)
         except asyncio.CancelledError:
             _last_word(sock, ErrorCode.SHUTTING_DOWN, hello.WHY[ErrorCode.SHUTTING_DOWN])
         except WireError as error:
-            await self._refuse(sock, Refused(error.code, str(error)), group)
+            await self._refuse(sock, Refused(error.code, str(error)), group, peer)
         except SessionRefused as error:
-            await self._refuse(sock, Refused(error.code, error.message, error.hint), group)
+            await self._refuse(sock, Refused(error.code, error.message, error.hint), group, peer)
         except Refused as error:
-            await self._refuse(sock, error, group)
+            await self._refuse(sock, error, group, peer)
         except OSError:
             self._count(lost)
             sock.close()
@@ -356,16 +358,18 @@ class Acceptor:
             self._count("eos" if ended else "eof" if why == 0 else os.strerror(-why))
             os.close(fd)
 
-    async def _refuse(self, sock: socket.socket, refused: Refused, group: int) -> None:
+    async def _refuse(self, sock: socket.socket, refused: Refused, group: int, peer: tuple[str, int]) -> None:
         self._no_longer_pending()
         self._count(refused.code.code)
-        log.warning("connection_refused", extra={"fields": {"why": refused.code.code, "message": refused.message}})
-        await self._say_goodbye(sock, refused, group)
+        fields = {"why": refused.code.code, "message": refused.message, "peer": f"{peer[0]}:{peer[1]}"}
+        log.warning("connection_refused", extra={"fields": fields})
+        wait_s = self._slowing.failed(peer[0]) if refused.code is ErrorCode.BAD_TOKEN else 0.0
+        await self._say_goodbye(sock, refused, group, wait_s)
 
     def _start_goodbye(self, sock: socket.socket, refused: Refused, group: int) -> None:
         self._goodbyes.add(self._spawn(self._say_goodbye(sock, refused, group)))
 
-    async def _say_goodbye(self, sock: socket.socket, refused: Refused, group: int) -> None:
+    async def _say_goodbye(self, sock: socket.socket, refused: Refused, group: int, wait_s: float = 0.0) -> None:
         """An ERROR frame, then a close that gives the peer time to read it (a close with unread data resets).
 
         With too many of them at a time it has to be quick: they are descriptors that nobody can use.
@@ -377,6 +381,7 @@ class Acceptor:
             return
         self.leaving += 1
         try:
+            await asyncio.sleep(wait_s)
             async with asyncio.timeout(LINGER_S):
                 await loop.sock_sendall(sock, error_frame(refused.code, refused.message, refused.hint, group))
                 sock.shutdown(socket.SHUT_WR)

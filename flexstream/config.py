@@ -26,6 +26,7 @@ FILE_NAME = "flexstream.toml"
 SYSTEM_FILE = Path("/etc/flexstream/flexstream.toml")
 DATA_PORT = 7400
 CONTROL_PORT = 7401
+MIN_TOKEN = 16  # characters
 # Variables with our prefix that other parts read: not settings of the daemon, and not mistakes.
 # What other parts read, and the docs name: no settings of the daemon, and no mistakes.
 OTHER_VARIABLES = frozenset(
@@ -435,11 +436,9 @@ def _check_together(result: Resolution) -> None:
         )
     if value["token_file"] is not None:
         try:
-            read_token(value["token_file"])
+            _check_token(value["token_file"])
         except ConfigError as error:
             result.problems.append(error)
-        else:
-            result.warnings += _token_warnings(value["token_file"])
 
 
 def read_token(path: Path) -> str:
@@ -462,10 +461,15 @@ def read_token(path: Path) -> str:
     return token
 
 
-def _token_warnings(path: Path) -> list[str]:
-    warnings = []
-    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        warnings.append(f"the token file {path} can be read by others: chmod 600 {path}")
-    if len(read_token(path)) < 16:
-        warnings.append(f"the token in {path} is short: 32 random bytes are better (`openssl rand -hex 32`)")
-    return warnings
+def _check_token(path: Path) -> None:
+    """Of the daemon's own token file: nobody else reads it, and nobody guesses it. Raises ConfigError."""
+    if len(read_token(path)) < MIN_TOKEN:
+        raise ConfigError(
+            f"the token in {path} is short: at least {MIN_TOKEN} characters",
+            code="bad_token_file",
+            hint=f"make a new one: `openssl rand -hex 32 > {path}`",
+        )
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(
+            f"the token file {path} is open to others than its owner", code="bad_token_file", hint=f"chmod 600 {path}"
+        )

@@ -282,6 +282,8 @@ def _daemon(page: Page, status: Mapping[str, Any]) -> None:
     for reason, count in (daemon.get("http_connections_closed") or {}).items():
         name, help_text = "flexstream_http_connections_closed_total", "HTTP connections that were dropped or refused"
         page.add(name, "counter", help_text, count, reason=reason)
+    name, help_text = "flexstream_http_authentication_failures_total", "HTTP requests with a wrong token or none"
+    page.add(name, "counter", help_text, daemon.get("authentication_failures"))
     cut = daemon.get("result_readers_cut")
     page.add("flexstream_result_readers_cut_total", "counter", "Result streams cut because nobody read them", cut)
     for key, help_text in (

@@ -36,6 +36,7 @@ _STATUS = {
     "bad_content_type": 415,
     "bad_token": 401,
     "bad_host": 403,
+    "bad_origin": 403,
     "shutting_down": 503,
     "too_many_readers": 503,
     "disk_full": 507,

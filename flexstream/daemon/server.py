@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import os
 import signal
@@ -18,8 +17,9 @@ from typing import Any
 from aiohttp import web
 
 import flexstream
-from flexstream.config import is_loopback, join_address, split_address
+from flexstream.config import join_address
 from flexstream.daemon import problems
+from flexstream.daemon.access import Access, add_headers
 from flexstream.daemon.catalog import Catalog
 from flexstream.daemon.engine_api import EngineAPI
 from flexstream.daemon.http_port import IDLE_S, HttpPort
@@ -64,7 +64,7 @@ class Daemon:
         self.drained = False  # True after a stop that processed all that had been received
         self.control_address: tuple[str, int] | None = None
         self._control = control
-        self._token = token
+        self.access = Access(token)
         self._catalog = catalog
         self._drain_timeout_s = drain_timeout_s
         self._suppressed = suppressed
@@ -77,6 +77,7 @@ class Daemon:
         self._tasks: list[asyncio.Task[None]] = []
         self._started = time.time()
         self.app = web.Application(middlewares=[self._guard], client_max_size=max_body_bytes)
+        self.app.on_response_prepare.append(add_headers)
         self.app.add_routes([*Routes(self).table(), *StageRoutes(self).table()])
         self._runner = web.AppRunner(self.app, access_log=None, keepalive_timeout=IDLE_S, shutdown_timeout=2)
         self.port = HttpPort(lambda: self._protocol())
@@ -85,12 +86,11 @@ class Daemon:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Token and host, then the handler; every failure becomes JSON with a status and is counted."""
+        """May it ask? Then the handler; every failure becomes JSON with a status and is counted."""
         response: web.StreamResponse
         connection = None
         try:
-            self._check_token(request)
-            self._check_host(request)
+            await self.access.check(request)
             connection = self.port.begin(request.transport)
             response = await handler(request)
         except FlexStreamError as error:
@@ -115,33 +115,6 @@ class Daemon:
         method = request.method if request.method in ("GET", "POST", "DELETE") else "other"
         self._requests[method, path, response.status] += 1
         return response
-
-    def _check_token(self, request: web.Request) -> None:
-        if self._token is None:
-            return
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._token.encode())
-        if scheme.lower() != "bearer" or not same:
-            raise ApiError(
-                "the token is missing or wrong",
-                code="bad_token",
-                hint="send `Authorization: Bearer TOKEN` (the CLI: --token-file FILE)",
-            )
-
-    def _check_host(self, request: web.Request) -> None:
-        """Without a token only this machine may ask, by a local name: no web page can rebind its own."""
-        if self._token is not None:
-            return
-        try:
-            host, _ = split_address(request.host)
-        except ValueError:
-            host = ""
-        if not is_loopback(host):
-            raise ApiError(
-                f"the Host header names {request.host[:100]!r}, not this machine",
-                code="bad_host",
-                hint="ask 127.0.0.1 or localhost, or give the daemon a --token-file",
-            )
 
     # Changes ------------------------------------------------------------------------------------------------
 
@@ -258,6 +231,7 @@ class Daemon:
             "data": join_address(*data) if data else None,
             "not_ready": self.not_ready,
             "catalog_failed": self.catalog_failed,
+            "authentication_failures": self.access.failures,
             "result_readers": self.readers.open,
             "result_readers_cut": self.readers.cut,
             "http_connections": self.port.open,

@@ -132,6 +132,18 @@ def test_a_wrong_token_is_refused_before_anything_is_told(token):
         client.open(token="secret")
 
 
+def test_refusals_are_logged_with_the_peer_and_wrong_tokens_slow_their_sender_down(caplog):
+    with serving(token="secret") as engine, RawClient(engine) as client:
+        waited = []
+        engine.acceptor._slowing.failed = lambda peer: waited.append(peer) or 0.0
+        refused(engine, client, client.hello(token="wrong"), ErrorCode.BAD_TOKEN)
+        refused(engine, client, client.hello(token="secret", stream="nowhere"), ErrorCode.UNKNOWN_STREAM)
+        assert waited == ["127.0.0.1"]
+        said = [record.fields for record in caplog.records if record.message == "connection_refused"]
+        assert [fields["why"] for fields in said] == ["bad_token", "unknown_stream"]
+        assert all(fields["peer"].startswith("127.0.0.1:") for fields in said)
+
+
 def test_a_control_connection_with_an_older_epoch_is_refused_and_the_newer_one_goes_on():
     with serving() as engine, company(engine), RawClient(engine, epoch=5) as client:
         client.open()

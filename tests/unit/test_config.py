@@ -159,11 +159,17 @@ def test_an_empty_missing_or_open_token_file_is_named(tmp_path: Path) -> None:
     token.write_text("\n")
     with pytest.raises(ConfigError, match="no token in its first line"):
         given(tmp_path, token_file=str(token)).config()
+    token.chmod(0o600)
     token.write_text("short\n")
-    token.chmod(0o644)
-    warnings = " ".join(given(tmp_path, token_file=str(token)).warnings)
-    assert "chmod 600" in warnings
-    assert "is short" in warnings
+    with pytest.raises(ConfigError, match="is short"):
+        given(tmp_path, token_file=str(token)).config()
+    token.write_text("0123456789abcdef\n")
+    assert given(tmp_path, token_file=str(token)).config().token == "0123456789abcdef"
+    for mode in (0o644, 0o640, 0o602):
+        token.chmod(mode)
+        with pytest.raises(ConfigError, match="open to others") as caught:
+            given(tmp_path, token_file=str(token)).config()
+        assert "chmod 600" in str(caught.value.hint)
 
 
 def test_both_ports_on_one_number_are_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from flexstream.daemon.problems import ApiError
 from flexstream.daemon.results import Readers
 from flexstream.daemon.server import Daemon
 from flexstream.errors import ConfigError
+from flexstream.pace import Slowing
 from tests.unit.fake_engine import ADS, VIEWS, FakeEngine
 
 Scenario = Callable[[aiohttp.ClientSession, FakeEngine, Daemon], Awaitable[None]]
@@ -437,6 +438,7 @@ def test_late_rows_are_readable_and_an_empty_late_output_has_its_columns() -> No
 
 def test_a_token_is_needed_on_every_path_when_there_is_one() -> None:
     async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        daemon.access.slowing = Slowing(rate=1e9)
         for route in daemon.app.router.routes():
             path = route.resource.canonical.replace("{name}", "x") if route.resource else "/"
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
@@ -448,6 +450,94 @@ def test_a_token_is_needed_on_every_path_when_there_is_one() -> None:
             assert reply.status == 200
 
     run(scenario, token="secret")
+
+
+def test_wrong_tokens_are_logged_with_the_peer_counted_and_answered_ever_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        waited: list[float] = []
+        slowing = Slowing(rate=1000.0, burst=2)
+        daemon.access.slowing.failed = lambda peer: waited.append(slowing.failed(peer)) or waited[-1]  # type: ignore[method-assign, func-returns-value]
+        for _ in range(4):
+            await get(session, "/v1/status", 401)
+        assert waited[:2] == [0.0, 0.0]
+        status = await (await session.get("/v1/status", headers=BEARER)).json()
+        assert status["daemon"]["authentication_failures"] == 4
+        fields = [record.fields for record in caplog.records if record.message == "authentication_failed"]  # type: ignore[attr-defined]
+        assert fields == [{"peer": "127.0.0.1", "method": "GET", "path": "/v1/status", "given": False}] * 4
+
+    run(scenario, token="secret")
+
+
+def test_a_peer_that_fails_waits_ever_longer_up_to_a_limit_and_others_do_not() -> None:
+    now = [0.0]
+    slowing = Slowing(rate=1.0, burst=3, most_s=2.0, peers=2, clock=lambda: now[0])
+    assert [slowing.failed("a") for _ in range(7)] == [0.0, 0.0, 0.0, 1.0, 2.0, 2.0, 2.0]
+    assert slowing.failed("b") == 0.0
+    now[0] = 4.0
+    assert [slowing.failed("a") for _ in range(3)] == [0.0, 0.0, 1.0]
+    slowing.failed("c")
+    slowing.failed("d")
+    assert slowing.failed("a") == 0.0, "of many peers the last are remembered"
+
+
+def test_replies_name_no_version_and_leave_a_browser_nothing_to_guess() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        for headers, status in ((None, 401), (BEARER, 200)):
+            async with session.get("/healthz", headers=headers) as reply:
+                assert reply.status == status
+                assert reply.headers["Server"] == "flexstream"
+                for name in ("X-Content-Type-Options", "Content-Security-Policy", "X-Frame-Options"):
+                    assert reply.headers[name]
+        assert daemon.control_address is not None
+        reader, writer = await asyncio.open_connection(*daemon.control_address)
+        writer.write(b"no HTTP at all\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.")
+        assert b"aiohttp" not in answer
+        assert b"Python" not in answer
+        writer.close()
+
+    run(scenario, token="secret")
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_a_request_without_a_host_is_refused(token: str | None) -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        assert daemon.control_address is not None
+        reader, writer = await asyncio.open_connection(*daemon.control_address)
+        writer.write(b"GET /healthz HTTP/1.0\r\nAuthorization: Bearer secret\r\n\r\n")
+        answer = await reader.read()
+        assert b" 400 " in answer.partition(b"\r\n")[0]
+        assert b"no_host" in answer
+        writer.close()
+
+    run(scenario, token=token)
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_pages_of_other_sites_change_nothing(token: str | None) -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        assert daemon.control_address is not None
+        own = f"http://127.0.0.1:{daemon.control_address[1]}"
+        for headers, status in (
+            ({"Origin": "https://evil.example"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Origin": "http://127.0.0.1:1"}, 403),
+            ({"Sec-Fetch-Site": "cross-site"}, 403),
+            ({"Sec-Fetch-Site": "same-site"}, 403),
+            ({"Origin": own, "Sec-Fetch-Site": "same-origin"}, 201),
+            ({}, 200),
+        ):
+            async with session.post("/v1/streams", json=ADS.to_dict(), headers={**BEARER, **headers}) as reply:
+                assert reply.status == status, headers
+        async with session.delete("/v1/queries/x", headers={**BEARER, "Origin": "https://evil.example"}) as reply:
+            assert (await reply.json())["error"]["code"] == "bad_origin"
+        async with session.get("/healthz", headers={**BEARER, "Origin": "https://evil.example"}) as reply:
+            assert reply.status == 200
+
+    run(scenario, token=token)
 
 
 def test_without_a_token_a_foreign_host_header_is_refused() -> None:

@@ -70,7 +70,8 @@ class Orders(ABC):
         return {"stream": stream, "producer": producer, "kind": session.kind, "ended": True}
 
     def health(self) -> dict[str, Any]:
-        """{"state", "problem"}: None when all is well. Cheap, and no part of `status`, which may fail by itself."""
+        """{"state", "problem", "not_ready"}, the last two None when all is well. It asks acceptor and workers for an
+        answer, which takes seconds when they have none, and needs no part of `status`."""
         return health(cast("Engine", self))
 
 

@@ -48,7 +48,7 @@ def engine_status(engine: Engine) -> dict[str, Any]:
         {
             "uptime_s": lambda: round(time.monotonic() - engine.started_at, 3),
             "groups": lambda: engine.groups,
-            "state": lambda: engine.health()["state"],
+            "state": lambda: "failed" if engine.collector.failure is not None else engine.state,
             "nic": engine.nic.status,
             "placement": engine.placement,
             "rebalance": engine.rebalancer.status,

@@ -13,20 +13,36 @@ LOOK_S = 0.002
 
 
 def health(engine: Engine) -> dict[str, Any]:
-    """state: running, draining, stopped or failed; problem: why a HELLO would not be answered, or None.
+    """state: running, draining, stopped or failed. problem: why a HELLO would not be answered, or None. not_ready: why
+    rows are not welcome all the same, or None: they would wait for room that there is not.
 
     May take up to 2 * ANSWER_S, when somebody does not answer.
     """
     failure = engine.collector.failure
     if failure is not None:
-        return {"state": "failed", "problem": f"the collector failed: {type(failure).__name__}: {failure}"}
+        return _said("failed", f"the collector failed: {type(failure).__name__}: {failure}")
     state = engine.state
-    problem = "the engine failed" if state == "failed" else None
-    if state == "running":
-        problem = _acceptor(engine) or _workers(engine)
-        if engine.state != "running":
-            return health(engine)  # it was stopped meanwhile: nobody had to answer any more
-    return {"state": state, "problem": problem}
+    if state != "running":
+        return _said(state, "the engine failed" if state == "failed" else None)
+    unwritten = _logs(engine)
+    problem = _acceptor(engine)
+    stuck, waiting = _workers(engine, unwritten is not None) if problem is None else (None, None)
+    if engine.state != "running":
+        return health(engine)  # it was stopped meanwhile: nobody had to answer any more
+    return _said(state, problem or stuck, unwritten or waiting)
+
+
+def _said(state: str, problem: str | None, not_ready: str | None = None) -> dict[str, Any]:
+    return {"state": state, "problem": problem, "not_ready": not_ready}
+
+
+def _logs(engine: Engine) -> str | None:
+    """A log that cannot be written: its query's workers will wait, and with them all streams."""
+    for running in engine.running()[1]:
+        error = running.results.error or running.late.error
+        if error is not None:
+            return f"results of query {running.query.name} cannot be written: {error}"
+    return None
 
 
 def _acceptor(engine: Engine) -> str | None:
@@ -35,14 +51,16 @@ def _acceptor(engine: Engine) -> str | None:
     return f"the data port has not answered for {ANSWER_S:g} s"
 
 
-def _workers(engine: Engine) -> str | None:
-    """Each is asked to take an order that does nothing. One that says why it waits is stalled, not ill."""
-    wanted = [(worker, worker.knock()) for worker in engine.workers]
+def _workers(engine: Engine, reason_known: bool) -> tuple[str | None, str | None]:
+    """(who does not answer, who waits for room). Each worker is asked to take an order that does nothing."""
+    left = [(worker, worker.knock()) for worker in engine.workers]
     deadline = time.monotonic() + ANSWER_S
-    while wanted := [(worker, place) for worker, place in wanted if worker.taken < place and not worker.ended]:
-        if time.monotonic() > deadline:
-            stuck = [worker.index for worker, _ in wanted if not worker.stats()["stalled"]]
-            names = ", ".join(map(str, stuck))
-            return f"worker {names} has taken no order for {ANSWER_S:g} s" if stuck else None
+    while left := [(worker, place) for worker, place in left if worker.taken < place and not worker.ended]:
+        stalled = {worker.index: worker.stats()["stalled"] for worker, _ in left}
+        if time.monotonic() > deadline or (reason_known and all(stalled.values())):
+            stuck = [index for index, why in stalled.items() if not why]
+            waits = [f"worker {index} is {why}" for index, why in stalled.items() if why]
+            silent = f"worker {', '.join(map(str, stuck))} has taken no order for {ANSWER_S:g} s" if stuck else None
+            return silent, waits[0] if waits else None
         time.sleep(LOOK_S)
-    return None
+    return None, None

@@ -214,11 +214,11 @@ class Routes:
         return web.json_response(body, status=503 if problem else 200)
 
     async def ready(self, request: web.Request) -> web.Response:
-        """Ready: the catalog is back, the engine runs, and the daemon is not stopping."""
+        """Ready: the catalog is back, the daemon is not stopping, and what is sent now would be worked off."""
         Params(request)
         health = await self._daemon.health()
         not_running = None if health["state"] == "running" else f"the engine is {health['state']}"
-        reason = self._daemon.not_ready or health["problem"] or not_running
+        reason = self._daemon.not_ready or health["problem"] or not_running or health["not_ready"]
         return web.json_response({"ready": reason is None, "reason": reason}, status=503 if reason else 200)
 
     async def metrics(self, request: web.Request) -> web.Response:

@@ -217,7 +217,8 @@ class Daemon:
         try:
             return await asyncio.wait_for(asyncio.shield(self._health), HEALTH_TIMEOUT_S)
         except TimeoutError:
-            return {"state": "unknown", "problem": f"the engine has not answered for {HEALTH_TIMEOUT_S:g} s"}
+            problem = f"the engine has not answered for {HEALTH_TIMEOUT_S:g} s"
+            return {"state": "unknown", "problem": problem, "not_ready": None}
 
     async def status(self) -> dict[str, Any]:
         """The engine's status and, under "daemon", the daemon's own."""

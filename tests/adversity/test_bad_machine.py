@@ -271,6 +271,9 @@ def test_a_full_disk_holds_producers_back_and_nothing_is_lost_when_there_is_room
                         time.sleep(0.05)
                     assert time.monotonic() < deadline
                 assert full, "the producer never felt the full disk"
+                health = engine.health()
+                assert health["problem"] is None
+                assert "query q cannot be written" in health["not_ready"]
                 status = wait_until(
                     lambda: (s := engine.status()) and s["queries"]["q"]["log"]["error"] and s, "the log's error"
                 )

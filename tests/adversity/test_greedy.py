@@ -71,7 +71,7 @@ def test_watermarks_for_a_worker_that_is_busy_keep_nobody_elses_hello_waiting():
             control.sendall(watermarks(WATERMARKS) + b"noise" * 7)
             expect_error(control, ErrorCode.BAD_MAGIC)  # so it has read all of them
             other.open()
-            assert engine.health() == {"state": "running", "problem": None}
+            assert engine.health()["problem"] is None
         wait_until(lambda: session_of(engine, greedy)["watermark"] == WATERMARKS - 1, "the last watermark")
 
 
@@ -136,6 +136,17 @@ def test_one_address_cannot_take_all_sessions_of_a_stream():
         assert len(engine.status()["streams"]["s"]["sessions"]) == 25
 
 
+def test_a_worker_that_waits_for_room_is_not_ready_for_rows_but_not_ill(monkeypatch):
+    monkeypatch.setattr("flexstream.health.ANSWER_S", 0.2)
+    with serving() as engine:
+        assert engine.health() == {"state": "running", "problem": None, "not_ready": None}
+        with nobody_reads_results(engine):
+            found = engine.health()
+            assert found["problem"] is None
+            assert "worker 0 is waiting" in found["not_ready"]
+        wait_until(lambda: engine.health()["not_ready"] is None, "room")
+
+
 def test_refused_connections_that_never_go_are_counted_and_bounded(monkeypatch):
     monkeypatch.setattr("flexstream.acceptor.MAX_LEAVING", 20)
     monkeypatch.setattr("flexstream.acceptor.LINGER_S", WAIT_S)
@@ -186,5 +197,5 @@ def test_health_names_a_worker_that_takes_no_orders(monkeypatch):
 def test_nobody_has_to_answer_in_an_engine_that_stops(state):
     with serving() as engine:
         engine.state = state
-        assert engine.health() == {"state": state, "problem": None}
+        assert engine.health() == {"state": state, "problem": None, "not_ready": None}
         engine.state = "running"

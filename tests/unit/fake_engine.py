@@ -44,6 +44,7 @@ class FakeEngine:
         self.groups = groups
         self.data_dir = data_dir
         self.state = "running"
+        self.not_ready: str | None = None
         self.calls: list[str] = []
         self.open_windows: list[Any] = []
         self.before_drain: Callable[[], object] = lambda: None
@@ -123,7 +124,8 @@ class FakeEngine:
             result_log.close()
 
     def health(self) -> dict[str, Any]:
-        return {"state": self.state, "problem": "the engine failed" if self.state == "failed" else None}
+        problem = "the engine failed" if self.state == "failed" else None
+        return {"state": self.state, "problem": problem, "not_ready": self.not_ready}
 
     def sessions(self, stream: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.status()["streams"][stream]["sessions"]

@@ -569,11 +569,11 @@ def test_health_and_readiness_follow_the_engine() -> None:
 
 def test_health_is_told_while_all_other_threads_are_busy_and_is_asked_once_for_all() -> None:
     async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
-        go_on, asked = threading.Event(), []
+        go_on, asked, well = threading.Event(), [], engine.health()
         waiting = [asyncio.create_task(asyncio.to_thread(go_on.wait, 60)) for _ in range(200)]
         try:
             await get(session, "/healthz")
-            engine.health = lambda: asked.append(1) or {"state": "running", "problem": go_on.wait(60) and None}  # type: ignore[method-assign, func-returns-value]
+            engine.health = lambda: asked.append(1) or {**well, "problem": go_on.wait(60) and None}  # type: ignore[method-assign, func-returns-value]
             both = [asyncio.create_task(get(session, path)) for path in ("/healthz", "/readyz", "/healthz")]
             while not asked:
                 await asyncio.sleep(0.01)
@@ -587,10 +587,22 @@ def test_health_is_told_while_all_other_threads_are_busy_and_is_asked_once_for_a
 
 def test_a_problem_is_told_by_health_and_readiness() -> None:
     async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
-        engine.health = lambda: {"state": "running", "problem": "the data port has not answered for 5 s"}  # type: ignore[method-assign]
+        ill = {**engine.health(), "problem": "the data port has not answered for 5 s"}
+        engine.health = lambda: ill  # type: ignore[method-assign]
         told = await get(session, "/healthz", 503)
         assert told == {"status": "failed", "engine": "running", "problem": "the data port has not answered for 5 s"}
         assert "data port" in (await get(session, "/readyz", 503))["reason"]
+
+    run(scenario)
+
+
+def test_a_daemon_whose_workers_wait_for_room_is_alive_but_not_ready() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        engine.not_ready = "results of query ysb cannot be written: the disk is full"
+        await get(session, "/healthz")
+        assert await get(session, "/readyz", 503) == {"ready": False, "reason": engine.not_ready}
+        engine.not_ready = None
+        await get(session, "/readyz")
 
     run(scenario)
 

@@ -102,6 +102,7 @@ class Engine(Orders):
         balance: str | None = None,
         max_future: Duration | None = None,
     ) -> None:
+        super().__init__()
         cpus = worker_cores(workers)
         auto = balances(balance, len(cpus))
         check_sizes(groups, frame_bytes, max_sessions, nic, compile, state_memory_bytes // len(cpus))
@@ -209,6 +210,7 @@ class Engine(Orders):
                 begin_anew=lambda: self._close_fired_windows(index),
             )  # fmt: skip
             running = RunningStream(stream, index, handles, sessions, max_future_ns=future_ns)
+            self._wait_for_sessions(running)
             self._by_index.append(running)
             self._streams[stream.name] = running
 

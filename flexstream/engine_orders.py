@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -11,10 +12,11 @@ from flexstream.errors import EngineError
 from flexstream.health import health
 from flexstream.moving import GroupMove, Mover
 from flexstream.rebalancing import Rebalancer
-from flexstream.sessions import Session
+from flexstream.sessions import Session, SessionRefused
 
 if TYPE_CHECKING:
     from flexstream.engine import Engine
+    from flexstream.running import RunningStream
 
 
 class Orders(ABC):
@@ -22,6 +24,9 @@ class Orders(ABC):
 
     mover: Mover
     rebalancer: Rebalancer
+
+    def __init__(self) -> None:
+        self._expected_sessions: dict[str, list[tuple[str, int]]] = {}
 
     @abstractmethod
     def _check_open(self) -> None:
@@ -49,6 +54,23 @@ class Orders(ABC):
     def sessions(self, stream: str) -> list[dict[str, Any]]:
         """The sessions of a stream that have not ended, as in the status."""
         return sessions_of(cast("Engine", self).running_stream(stream))
+
+    def registered_sessions(self, for_s: float = 0.0) -> dict[str, list[tuple[str, int]]]:
+        """(producer, epoch) of each stream's network producers that came so long ago, for `expect_sessions`."""
+        streams = cast("Engine", self).running()[0]
+        return {running.stream.name: known for running in streams if (known := running.sessions.registered(for_s))}
+
+    def expect_sessions(self, stream: str, known: Iterable[tuple[str, int]]) -> None:
+        """Before the stream is added: its windows wait for these producers, for session_timeout_s at most.
+
+        They were there before a restart; whoever is back first must not drive the watermark alone.
+        """
+        self._expected_sessions[stream] = list(known)
+
+    def _wait_for_sessions(self, running: RunningStream) -> None:
+        with contextlib.suppress(SessionRefused):  # there are as many as may be
+            for producer, epoch in self._expected_sessions.pop(running.stream.name, ()):
+                running.sessions.wait_for(producer, epoch)
 
     def end_session(self, stream: str, producer: str, kind: str | None = None) -> dict[str, Any]:
         """End a session that holds or poisons a stream, as if it had said EOS everywhere, and close its connections.

@@ -27,6 +27,7 @@ MOST_LANES = 64  # of one session in one group
 NETWORK = "network"  # kinds of sessions, each with names of its own: nobody is taken over from another kind
 FEED = "feed"  # rows that are fed in-process; their producer's name, too
 SINK = "sink"  # rows that were staged and committed
+BEFORE_RESTART = "before the restart"  # instead of a peer's address
 KINDS = (NETWORK, FEED, SINK)
 
 
@@ -51,6 +52,7 @@ class Session:
     control: object | None = None  # the control connection that speaks for it now
     broken_at: float = 0.0  # when its control connection was lost; 0: it was not
     ended_at: float = 0.0
+    since: float = field(default_factory=time.monotonic)
     ended_groups: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
     on_ended: list[Callable[[], object]] = field(default_factory=list)
@@ -129,6 +131,7 @@ class StreamSessions:
                     f"producer {producer} came with epoch {epoch}, but {session.epoch} is known",
                     "another instance with this producer id has taken over",
                 )
+            self._saw(session)
             session.epoch = epoch
             session.peer = peer
             session.control = control
@@ -242,12 +245,29 @@ class StreamSessions:
         self._by_name[session.name] = session
         self._by_slot[slot] = session
         self._register(session)
+        return session
+
+    def _saw(self, session: Session) -> None:
         self._seen.add(session.name)
         if self._expected and len(self._seen) >= self._expected:
             self._expected = 0
             for worker in self._workers:
                 worker.hold(self._index, False)
-        return session
+
+    def wait_for(self, producer: str, epoch: int) -> None:
+        """It was there before a restart: as one whose connection broke it holds windows until it is back, or too long
+        away. Raises SessionRefused: no slot left."""
+        with self._lock:
+            if (NETWORK, producer) not in self._by_name:
+                session = self._new(producer, epoch, BEFORE_RESTART, NETWORK)
+                session.state = "broken"
+                session.broken_at = time.monotonic()
+
+    def registered(self, for_s: float = 0.0) -> list[tuple[str, int]]:
+        """(producer, epoch) of the network producers that came so long ago and have not said their end."""
+        before = time.monotonic() - for_s
+        there = [s for s in self.all() if s.kind == NETWORK and s.state in ("live", "idle", "broken")]
+        return [(s.producer, s.epoch) for s in there if s.since <= before]
 
     def _wake(self, session: Session) -> None:
         if session.state == "idle":
@@ -354,6 +374,8 @@ class StreamSessions:
                 elif session.broken_at and session.state != "ended" and now - session.broken_at > timeout_s:
                     session.broken_at = 0.0
                     self.expired += 1
+                    fields = {"producer": session.producer, "epoch": session.epoch, "peer": session.peer}
+                    log.warning("session_expired", extra={"fields": fields})
                     self.end(session, None)
 
 

@@ -15,6 +15,7 @@ from flexstream.state.segments import sync_directory
 from flexstream.stream import Stream
 
 CATALOG_VERSION = 1
+Sessions = dict[str, list[tuple[str, int]]]  # of each stream
 
 
 class DataDirLock:
@@ -63,6 +64,7 @@ class Catalog:
         self.groups: int | None = None
         self.streams: dict[str, Stream] = {}
         self.queries: dict[str, Query] = {}
+        self.sessions: Sessions = {}  # (producer, epoch) of those that were there
         try:
             body = json.loads(self.path.read_bytes())
         except FileNotFoundError:
@@ -83,7 +85,9 @@ class Catalog:
             for item in body["queries"]:
                 query = Query.from_json(json.dumps(item))
                 self.queries[query.name] = query
-        except (FlexStreamError, KeyError, TypeError) as error:
+            for name, known in body.get("sessions", {}).items():
+                self.sessions[name] = [(str(one["producer"]), int(one["epoch"])) for one in known]
+        except (FlexStreamError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._bad(str(error)) from error
 
     def _bad(self, reason: str) -> ConfigError:
@@ -103,13 +107,19 @@ class Catalog:
             )
         self.groups = groups
 
-    def save(self, streams: dict[str, Stream], queries: dict[str, Query]) -> None:
+    def save(
+        self, streams: dict[str, Stream], queries: dict[str, Query], sessions: Sessions | None = None
+    ) -> None:
         """Replace the catalog. On an error (ConfigError `catalog_io`) the file is the old one, whole."""
         body = {
             "version": CATALOG_VERSION,
             "groups": self.groups,
             "streams": [stream.to_dict() for stream in streams.values()],
             "queries": [json.loads(query.to_json()) for query in queries.values()],
+            "sessions": {
+                name: [{"producer": producer, "epoch": epoch} for producer, epoch in known]
+                for name, known in (sessions or {}).items()
+            },
         }
         temporary = None
         try:
@@ -129,4 +139,4 @@ class Catalog:
                 code="catalog_io",
                 hint="free some space or mend the directory, then send the request again",
             ) from error
-        self.streams, self.queries = dict(streams), dict(queries)
+        self.streams, self.queries, self.sessions = dict(streams), dict(queries), dict(sessions or {})

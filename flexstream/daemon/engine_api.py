@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class EngineAPI(Protocol):
     def staging(self) -> Any: ...
 
     def status(self) -> dict[str, Any]: ...
+
+    def registered_sessions(self, for_s: float = 0.0) -> dict[str, list[tuple[str, int]]]: ...
+
+    def expect_sessions(self, stream: str, known: Iterable[tuple[str, int]]) -> None: ...
 
     def sessions(self, stream: str) -> list[dict[str, Any]]: ...
 

@@ -34,6 +34,8 @@ from flexstream.query import Query
 from flexstream.stream import Stream
 
 log = logging.getLogger("flexstream.daemon")
+SESSIONS_EVERY_S = 0.5  # at most so often the catalog is written because producers came or went
+SESSION_SETTLED_S = 2.0  # and not for those that are gone at once
 RETENTION_EVERY_S = 30.0
 HEALTH_TIMEOUT_S = 12.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -151,7 +153,7 @@ class Daemon:
                     await self.threads.run("changes", undo)
                 raise
 
-    def _save(self) -> None:
+    def _save(self, sessions_for_s: float = SESSION_SETTLED_S) -> None:
         if self._catalog is not None:
             # What did not come back this time stays in the catalog for the next.
             streams = {
@@ -162,13 +164,29 @@ class Daemon:
             queries = {
                 name: q for name, q in self._catalog.queries.items() if f"query {name}" in self.catalog_failed
             }
-            self._catalog.save({**streams, **self.engine.streams}, {**queries, **self.engine.queries})
+            sessions = self.engine.registered_sessions(sessions_for_s)
+            self._catalog.save({**streams, **self.engine.streams}, {**queries, **self.engine.queries}, sessions)
+
+    def _save_sessions(self, for_s: float = SESSION_SETTLED_S) -> None:
+        """Who is there, if that has changed: after a restart windows wait for them."""
+        if self._catalog is not None and self.engine.registered_sessions(for_s) != self._catalog.sessions:
+            self._save(for_s)
+
+    async def _keep_sessions(self) -> None:
+        while True:
+            await asyncio.sleep(SESSIONS_EVERY_S)
+            try:
+                async with self._changing:
+                    await asyncio.to_thread(self._save_sessions)
+            except ConfigError as error:
+                log.warning("catalog_failed", extra={"fields": {"error": error.message}})
 
     def _restore(self) -> None:
         if self._catalog is None:
             return
         for name, stream in self._catalog.streams.items():
             if name not in self.engine.streams:
+                self.engine.expect_sessions(name, self._catalog.sessions.get(name, ()))
                 self._bring_back(f"stream {name}", partial(self.engine.add, stream))
         left = {name: query for name, query in self._catalog.queries.items() if name not in self.engine.queries}
 
@@ -260,7 +278,7 @@ class Daemon:
             raise
         self.control_address = self.port.address
         self.not_ready = None
-        self._tasks = [asyncio.create_task(self._watchdog()), asyncio.create_task(self._trim())]
+        self._tasks = [asyncio.create_task(task()) for task in (self._watchdog, self._trim, self._keep_sessions)]
 
     async def stop(self) -> list[Any]:
         """Stop accepting, work off what was received, flush, close; returns the windows still open."""
@@ -270,6 +288,10 @@ class Daemon:
         )
         async with self._changing:
             await asyncio.to_thread(self._freeze_status)
+            try:
+                await asyncio.to_thread(self._save_sessions, 0.0)  # before the drain, which ends all connections
+            except ConfigError as error:  # a stop goes on without it
+                log.warning("catalog_failed", extra={"fields": {"error": error.message}})
             began = time.monotonic()
             open_windows = await asyncio.to_thread(self.engine.drain, self._drain_timeout_s)
             self.drained = time.monotonic() - began < self._drain_timeout_s

@@ -9,7 +9,19 @@ import pytest
 
 import flexstream as fs
 from flexstream.wire import FrameType, frame
-from tests.adversity.rig import GROUPS, RawClient, bitmap, data_frame, read_frame, rows_of_group, serving
+from tests.adversity.rig import (
+    GROUPS,
+    QUERY,
+    RawClient,
+    address,
+    assert_results,
+    bitmap,
+    data_frame,
+    make_rows,
+    read_frame,
+    rows_of_group,
+    serving,
+)
 from tests.property.checks import as_rows
 from tests.waiting import wait_until
 
@@ -128,3 +140,54 @@ def test_a_session_that_is_ending_and_still_owes_a_group_is_named() -> None:
         control.sendall(frame(FrameType.EOS, payload=bitmap(2)))
         wait_until(lambda: stream_status(engine)["sessions"][0]["state"] == "ending", "the end")
         assert [h["producer"] for h in stream_status(engine)["held_by"]] == ["p"]
+
+
+# -- after a restart
+
+
+def restarted(engine: fs.Engine, *known: tuple[str, int]) -> None:
+    engine.expect_sessions("s", known)
+    engine.submit(QUERY)
+
+
+def test_the_first_producer_back_after_a_restart_does_not_drive_the_watermark_alone() -> None:
+    rows = make_rows(2000)
+    with fs.Engine(groups=GROUPS, listen="127.0.0.1:0", pin=False, session_timeout_s=600) as engine:
+        restarted(engine, ("fast", 1), ("slow", 1))
+        assert {(h["producer"], h["peer"]) for h in stream_status(engine)["held_by"]} == {
+            ("fast", "before the restart"), ("slow", "before the restart"),
+        }  # fmt: skip
+        with fs.Producer(address(engine), stream="s", producer_id="fast") as fast:
+            fast.send(rows[1000:])
+        assert engine.status()["queries"]["q"]["windows_fired"] == 0
+        assert [h["producer"] for h in stream_status(engine)["held_by"]] == ["slow"]
+        with fs.Producer(address(engine), stream="s", producer_id="slow") as slow:
+            slow.send(rows[:1000])
+        assert_results(engine, rows)
+        assert engine.status()["queries"]["q"]["late"] == 0
+
+
+def test_a_producer_that_does_not_come_back_after_a_restart_is_waited_for_no_longer_than_a_broken_one() -> None:
+    rows = make_rows(2000)
+    with fs.Engine(groups=GROUPS, listen="127.0.0.1:0", pin=False, session_timeout_s=0.5) as engine:
+        restarted(engine, ("gone", 1))
+        with fs.Producer(address(engine), stream="s", producer_id="fast") as fast:
+            fast.send(rows)
+        wait_until(lambda: engine.status()["queries"]["q"]["windows_fired"] > 0, "windows")
+        assert stream_status(engine)["sessions_expired"] == 1
+        assert_results(engine, rows)
+
+
+def test_producers_that_are_waited_for_are_not_among_the_expected_ones_before_they_come() -> None:
+    rows = make_rows(1000)
+    with fs.Engine(groups=GROUPS, listen="127.0.0.1:0", pin=False, expected_producers=2) as engine:
+        restarted(engine, ("a", 1), ("b", 1))
+        sessions = engine.running()[0][0].sessions
+        with fs.Producer(address(engine), stream="s", producer_id="a") as first:
+            first.send(rows[:500])
+        engine.end_session("s", "b")
+        wait_until(lambda: not sessions.all(), "the end of both")
+        assert engine.status()["queries"]["q"]["windows_fired"] == 0
+        with fs.Producer(address(engine), stream="s", producer_id="c") as second:
+            second.send(rows[500:])
+        assert_results(engine, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class FakeEngine:
         self.state = "running"
         self.not_ready: str | None = None
         self.calls: list[str] = []
+        self.registered: list[tuple[str, int]] = []
+        self.expected: dict[str, list[tuple[str, int]]] = {}
         self.open_windows: list[Any] = []
         self.before_drain: Callable[[], object] = lambda: None
         self._late: dict[str, ResultLog] = {}
@@ -126,6 +128,12 @@ class FakeEngine:
     def health(self) -> dict[str, Any]:
         problem = "the engine failed" if self.state == "failed" else None
         return {"state": self.state, "problem": problem, "not_ready": self.not_ready}
+
+    def registered_sessions(self, for_s: float = 0.0) -> dict[str, list[tuple[str, int]]]:
+        return {name: list(self.registered) for name in self._streams if self.registered}
+
+    def expect_sessions(self, stream: str, known: Iterable[tuple[str, int]]) -> None:
+        self.expected[stream] = list(known)
 
     def sessions(self, stream: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.status()["streams"][stream]["sessions"]

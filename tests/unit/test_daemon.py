@@ -24,6 +24,7 @@ from flexstream.daemon.server import Daemon
 from flexstream.errors import ConfigError
 from flexstream.pace import Slowing
 from tests.unit.fake_engine import ADS, VIEWS, FakeEngine
+from tests.waiting import WAIT_S
 
 Scenario = Callable[[aiohttp.ClientSession, FakeEngine, Daemon], Awaitable[None]]
 
@@ -674,6 +675,25 @@ def test_streams_and_queries_come_back_after_a_restart(tmp_path: Path) -> None:
         assert list(engine.queries) == ["ysb"]
         async with session.get("/v1/queries/ysb/results?offset=5") as reply:
             assert pa.ipc.open_stream(await reply.read()).read_all().column("n").to_pylist() == [5, 6]
+
+    run(second, engine=FakeEngine(tmp_path), catalog=Catalog(tmp_path))
+
+
+def test_producers_that_were_there_are_expected_after_a_restart(tmp_path: Path) -> None:
+    async def first(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        await post(session, "/v1/queries", views())
+        engine.registered = [("p1", 1), ("p2", 7)]
+        deadline = time.monotonic() + WAIT_S
+        while Catalog(tmp_path).sessions != {"ads": [("p1", 1), ("p2", 7)]}:  # after a crash, too
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        engine.registered = [("p2", 7)]
+
+    run(first, engine=FakeEngine(tmp_path), catalog=Catalog(tmp_path))
+
+    async def second(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        assert engine.expected == {"ads": [("p2", 7)]}
+        assert list(engine.queries) == ["ysb"]
 
     run(second, engine=FakeEngine(tmp_path), catalog=Catalog(tmp_path))
 

@@ -232,14 +232,16 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 def test_the_catalog_is_replaced_whole_and_a_bad_one_is_left_alone(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     catalog.check_groups(16)
-    catalog.save({"ads": ADS}, {"ysb": VIEWS})
+    catalog.save({"ads": ADS}, {"ysb": VIEWS}, {"ads": [("p", 3)]})
     again = Catalog(tmp_path)
     assert again.streams == {"ads": ADS}
     assert again.queries["ysb"].to_json() == VIEWS.to_json()
+    assert again.sessions == {"ads": [("p", 3)]}
     with pytest.raises(ConfigError, match="groups = 16"):
         again.check_groups(32)
     assert [path.name for path in tmp_path.iterdir()] == ["catalog.json"]
-    for text in ("{", "[]", '{"version": 2}', '{"version": 1, "groups": 1, "streams": [{}], "queries": []}'):
+    for text in ("{", "[]", '{"version": 2}', '{"version": 1, "groups": 1, "streams": [{}], "queries": []}',
+                 '{"version": 1, "groups": 1, "streams": [], "queries": [], "sessions": {"s": [1]}}'):  # fmt: skip
         catalog.path.write_text(text)
         with pytest.raises(ConfigError, match="cannot read the catalog"):
             Catalog(tmp_path)

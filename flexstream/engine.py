@@ -171,6 +171,7 @@ class Engine(Orders):
         )
         self.staging = Staging(self, self._feeder, self._barrier, self._data_dir, stage_limit_bytes, stage_timeout_s)
         loads = Loads(self.workers, groups, lambda: list(self._by_index), self._feeder.handed)
+        self.nic.worker_cores = loads.cores
         latencies = self.collector.latencies
         self.rebalancer = Rebalancer(loads, self.mover, self.placement, latencies, auto=auto, lanes=self.lanes)
         self._session_clock = SessionClock(self.workers, self._by_index, idle_timeout_s, session_timeout_s)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flexstream.errors import ConfigError
-from flexstream.nic.alignment import Alignment, Arrival
+from flexstream.nic.alignment import Alignment, Arrival, passes_device
 from flexstream.nic.contract import Nic, NicHealth, NicState, Steering, entries_for
 from flexstream.nic.probe import Spec, open_nic
 from flexstream.nic.user import UserNic
@@ -23,6 +23,7 @@ from flexstream.nic.user import UserNic
 log = logging.getLogger("flexstream.nic")
 
 CHECK_S = 1.0
+NOBODY = -1  # no worker is on the core that serves this queue
 DISOBEYED_CHECKS = 3  # in a row: one may have met packets on their way from the table before
 
 
@@ -51,7 +52,8 @@ class NicService:
             self._spec, groups=groups, cpus=self._cpus, host=host, placement=self._placement, group_rows=group_rows
         )
         self._steering: Steering | None = self._nic.steering()
-        self._table: list[int] | None = None
+        self._table: list[int] | None = None  # worker per bucket: who serves the core that its packets come to
+        self._actual: tuple[int, ...] = ()
         self._described: dict[str, Any] = {}
         self._changed_at = time.monotonic()
         self._health = self._nic.health()
@@ -60,6 +62,7 @@ class NicService:
         self._disobeyed = 0
         self.fallbacks = 0
         self.relisten: Callable[[], object] | None = None  # the acceptor's: ask `listeners` again
+        self.worker_cores: Callable[[], Sequence[int | None]] | None = None  # the engine's: where its workers are now
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -93,6 +96,7 @@ class NicService:
                     log.warning("nic_does_not_follow", extra={"fields": {"why": str(error)}})
                 self._follow_error = str(error)
                 self._table = None
+                self._judge_again()
             else:
                 self._follow_error = None
                 self._remember_table()
@@ -106,9 +110,28 @@ class NicService:
         with contextlib.suppress(ConfigError, OSError):
             self._described = self._nic.describe()
             if steering is not None:
-                actual = list(self._nic.table())
+                self._actual = tuple(self._nic.table())
                 own = entries_for(self._placement, steering.entries, len(self._cpus))
-                self._table = actual if len(actual) == steering.entries else own
+                queues = self._actual if len(self._actual) == steering.entries else own
+                workers = self._worker_of_queue()
+                self._table = [workers[queue] if queue < len(workers) else NOBODY for queue in queues]
+        self._judge_again()
+
+    def _worker_of_queue(self) -> list[int]:
+        """The worker on the core that serves each queue. Queue i is worker i's as long as nothing says otherwise."""
+        cores = [None if cpu is None else int(cpu) for cpu in self._cpus]
+        found = []
+        for queue, cpu in enumerate(self._nic.queue_cpu()):
+            if queue < len(cores) and (cpu is None or cores[queue] in (None, cpu)):
+                found.append(queue)
+            else:
+                found.append(cores.index(cpu) if cpu is not None and cpu in cores else NOBODY)
+        return found
+
+    def _judge_again(self) -> None:
+        # User space's own table is for connections to come; packets of those that are here ask no table.
+        table = None if self._nic.kind == "user" else self._table
+        self._alignment.judge_again(self._steering, table, self._placement, self._nic.device)
 
     # -- connections (the acceptor)
 
@@ -121,8 +144,7 @@ class NicService:
 
     def arrived(self, fd: int, arrival: Arrival) -> tuple[bool, bool]:
         """(aligned, stale) of a new data connection; `forget` must be called before `fd` is closed."""
-        device = self._nic.device
-        passes = device in (None, "lo") or arrival.peer[0] != arrival.local[0]  # packets to oneself pass no device
+        passes = passes_device(arrival, self._nic.device)
         return self._alignment.arrived(fd, arrival, self._steering, self._table if passes else None)
 
     def forget(self, fd: int) -> None:
@@ -167,10 +189,7 @@ class NicService:
             if nic.device != self._described.get("device"):
                 self._remember_table()  # it was renamed
             self._note_drift(nic.drift())
-            steering = nic.steering()
-            if steering != self._steering:
-                self._steering = steering
-                self._remember_table()
+            self._note_path(nic)
             seen = self._alignment.sample(self._placement, self._changed_at)
             verification = nic.verify(seen)
         except (ConfigError, OSError) as error:
@@ -179,9 +198,29 @@ class NicService:
         if state is NicState.UNVERIFIED and not seen:
             if self._health.state is NicState.VERIFIED:
                 return self._health  # nobody is sending: what was seen still stands
+            if self._drift:
+                return NicHealth(state, "; ".join(self._drift))
             if self._alignment.open():
                 return NicHealth(state, "no data has come since the table was written")
         return NicHealth(state, verification.reason)
+
+    def _note_path(self, nic: Nic) -> None:
+        """Key, table, cores: is any of them another one than those that connections were judged by?"""
+        steering = nic.steering()
+        cores = self._cpus if self.worker_cores is None else list(self.worker_cores())
+        if (steering, cores) == (self._steering, self._cpus) and self._table_stands(nic):
+            return
+        self._steering, self._cpus = steering, cores
+        self._doubt()
+
+    def _table_stands(self, nic: Nic) -> bool:
+        return self._table is None or tuple(nic.table()) == self._actual
+
+    def _doubt(self) -> None:
+        """Something that the path depends on has changed: what was seen before says nothing any more."""
+        self._remember_table()
+        if self._health.state is NicState.VERIFIED:
+            self._health = NicHealth(NicState.UNVERIFIED, "the device, its link or a core changed since it was seen to obey")
 
     def _note_drift(self, drift: list[str]) -> None:
         if drift == self._drift:
@@ -189,7 +228,7 @@ class NicService:
         if drift:
             log.warning("nic_changed_by_somebody_else", extra={"fields": {"what": drift, "device": self._nic.device}})
         self._drift = list(drift)
-        self._remember_table()
+        self._doubt()
 
     def _fall_back(self, health: NicHealth) -> None:
         old = self._nic

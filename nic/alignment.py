@@ -55,11 +55,12 @@ class Arrival:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Live:
     arrival: Arrival
     accepted_at: float
     family: int
+    aligned: bool
 
 
 def observed_bucket(steering: Steering, arrival: Arrival) -> int | None:
@@ -68,6 +69,18 @@ def observed_bucket(steering: Steering, arrival: Arrival) -> int | None:
         return bucket_of(steering.key, arrival.peer, arrival.local, steering.entries)
     except ValueError:
         return None
+
+
+def passes_device(arrival: Arrival, device: str | None) -> bool:
+    """Packets to oneself pass no device but loopback."""
+    return device in (None, "lo") or arrival.peer[0] != arrival.local[0]
+
+
+def _is_aligned(arrival: Arrival, steering: Steering | None, table: Sequence[int] | None, owner: int) -> bool:
+    if steering is None or table is None:
+        return False
+    bucket = observed_bucket(steering, arrival)
+    return bucket is not None and bucket < len(table) and table[bucket] == owner
 
 
 class Alignment:
@@ -96,11 +109,11 @@ class Alignment:
         if arrival.listener is not None:
             aligned = arrival.listener == arrival.owner
         else:
-            aligned = table is not None and bucket is not None and table[bucket] == arrival.owner
+            aligned = _is_aligned(arrival, steering, table, arrival.owner)
         stale = False
         family = socket.AF_INET6 if ":" in arrival.local[0] else socket.AF_INET
         with self._lock:
-            self._live[fd] = _Live(arrival, time.monotonic(), family)
+            self._live[fd] = _Live(arrival, time.monotonic(), family, aligned)
             if aligned:
                 self.aligned += 1
             else:
@@ -139,6 +152,19 @@ class Alignment:
         }
         log.warning("behind_nat", extra={"fields": fields})
 
+    def judge_again(
+        self, steering: Steering | None, table: Sequence[int] | None, placement: Sequence[int], device: str | None
+    ) -> None:
+        """The path from bucket to core is another one: which of the open connections are aligned now?
+
+        One that a worker's own listener accepted stays as it was judged: no table has a say in it any more.
+        """
+        with self._lock:
+            for live in self._live.values():
+                if live.arrival.listener is None:
+                    seen = table if passes_device(live.arrival, device) else None
+                    live.aligned = _is_aligned(live.arrival, steering, seen, placement[live.arrival.group])
+
     def forget(self, fd: int) -> None:
         with self._lock:
             self._live.pop(fd, None)
@@ -149,8 +175,13 @@ class Alignment:
 
     @property
     def ratio(self) -> float | None:
-        """Aligned connections among all so far; None before the first."""
+        """Aligned connections among those that are open, as things are now; among all so far when none is open; None
+        before the first."""
+        with self._lock:
+            here = [live.aligned for live in self._live.values()]
         total = self.aligned + self.misaligned
+        if here:
+            return sum(here) / len(here)
         return self.aligned / total if total else None
 
     def counts(self) -> dict[str, int | float | None]:

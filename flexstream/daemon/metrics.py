@@ -61,7 +61,7 @@ _CONNECTIONS = (
         "Connections that did not arrive at their worker",
     ),
     ("aligned", "flexstream_connections_aligned_total", "counter", "Connections that arrived at their worker"),
-    ("alignment", "flexstream_alignment_ratio", "gauge", "Aligned connections among all, 0 to 1"),
+    ("alignment", "flexstream_alignment_ratio", "gauge", "Aligned connections among those that are open, 0 to 1"),
     ("behind_nat", "flexstream_connections_behind_nat_total", "counter", "Connections whose port NAT changed"),
 )
 

@@ -99,6 +99,24 @@ def test_another_address_with_the_port_kept_is_nat_not_old_steering(caplog: pyte
     assert seen.counts()["behind_nat"] == 2
 
 
+def test_open_connections_are_judged_again_and_those_of_listeners_are_not() -> None:
+    seen = Alignment()
+    seen.arrived(3, arrival(), STEERING, TABLE)
+    seen.arrived(4, arrival(40001, listener=arrival(40001).owner), STEERING, TABLE)
+    assert seen.ratio == 1.0
+    seen.judge_again(STEERING, [9] * 128, PLACEMENT, "eth0")
+    assert seen.ratio == 0.5
+    seen.judge_again(None, None, PLACEMENT, "eth0")
+    assert seen.ratio == 0.5
+    seen.judge_again(STEERING, TABLE, PLACEMENT, "eth0")
+    assert seen.ratio == 1.0
+    seen.judge_again(STEERING, [9] * 128, PLACEMENT, "eth0")
+    seen.forget(4)
+    assert seen.ratio == 0.0
+    seen.forget(3)
+    assert seen.ratio == 1.0, "none is open: how they came"
+
+
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:

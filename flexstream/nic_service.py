@@ -220,7 +220,7 @@ class NicService:
         """Something that the path depends on has changed: what was seen before says nothing any more."""
         self._remember_table()
         if self._health.state is NicState.VERIFIED:
-            self._health = NicHealth(NicState.UNVERIFIED, "the device, its link or a core changed since it was seen to obey")
+            self._health = NicHealth(NicState.UNVERIFIED, "its table, link or a core changed since it was verified")
 
     def _note_drift(self, drift: list[str]) -> None:
         if drift == self._drift:

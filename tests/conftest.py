@@ -24,6 +24,9 @@ SLOW_LIMIT_S = 280
 SEED = 20240607
 EXPLORE = os.environ.get("FLEXSTREAM_EXPLORE", "") not in ("", "0")
 SHRINKING_S = 360  # Hypothesis looks up to 300 s for a small example; an end before would say nothing of the failure
+# What a run is told by its environment; all else there is of others.
+FOR_TESTS = {f"FLEXSTREAM_{name}" for name in ("EXPLORE", "SEED", "SANITIZE", "DEBUG", "EXT", "ANNOTATE", "QUIET")}
+SERVICE_MANAGER = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM", "STATE_DIRECTORY"}
 SHUTDOWN_S = 20  # after the limit, a test stuck in native code ends the whole run with all stacks
 
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(PROJECT / ".cache" / "hypothesis"))
@@ -83,10 +86,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled code of this run alone: what is in the user's cache decides nothing, and nothing is left in it."""
+def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Settings, compiled code and a service manager of this run alone, in children too: what the user's environment,
+    cache, folder or /etc says decides nothing, and nothing is left there."""
+    folder = tmp_path_factory.mktemp("surroundings")
+    (folder / "flexstream.toml").touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLEXSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        for name in list(os.environ):
+            if (name.startswith("FLEXSTREAM_") and name not in FOR_TESTS) or name in SERVICE_MANAGER:
+                patch.delenv(name)
+        patch.setenv("FLEXSTREAM_CONFIG", str(folder / "flexstream.toml"))
+        patch.setenv("FLEXSTREAM_CACHE", str(folder / "cache"))
         yield
 
 

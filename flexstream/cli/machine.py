@@ -6,15 +6,18 @@ import os
 import resource
 import shutil
 import socket
+import struct
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from flexstream.client_http import Client
-from flexstream.config import CONTROL_PORT, DATA_PORT
+from flexstream.config import CONTROL_PORT, DATA_PORT, join_address
 from flexstream.errors import FlexStreamError
+from flexstream.wire import HEADER_BYTES, FrameType, Header, WireError, frame
 
+ASK_S = 1.0  # for whoever has a port to say what he is
 WANTED_FILES = 65_536
 WANTED_SOMAXCONN = 1024
 WANTED_BUFFER_BYTES = 4 << 20
@@ -87,6 +90,7 @@ def open_files(soft: int, hard: int) -> Check:
 
 
 def port(name: str, number: int, host: str = "127.0.0.1") -> Check:
+    """Free, or a flexstream daemon's own: whoever has it is asked what he is, and nobody else."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -94,16 +98,27 @@ def port(name: str, number: int, host: str = "127.0.0.1") -> Check:
         except PermissionError as error:
             return Check(name, "fail", f"{number}: {error.strerror}", "choose a port above 1023")
         except OSError as error:
-            if _our_daemon():
+            if _speaks_frames(host, number) or _speaks_http(host, number):
                 return Check(name, "ok", f"{number} is in use by a running flexstream daemon")
             advice = f"`ss -ltnp sport = :{number}` tells who has it; or `serve --{name.split()[0]} HOST:PORT`"
             return Check(name, "fail", f"{number}: {error.strerror}", advice)
     return Check(name, "ok", f"{number} is free")
 
 
-def _our_daemon() -> bool:
+def _speaks_frames(host: str, number: int) -> bool:
+    """A data port refuses what is no HELLO, in a frame of its own."""
     try:
-        status, body = Client(f"127.0.0.1:{CONTROL_PORT}", timeout_s=1.0).probe("/healthz")
+        with socket.create_connection((host, number), timeout=ASK_S) as sock:
+            sock.settimeout(ASK_S)
+            sock.sendall(frame(FrameType.ACK))
+            return Header.unpack(sock.recv(HEADER_BYTES, socket.MSG_WAITALL)).type is FrameType.ERROR
+    except (OSError, WireError, struct.error):
+        return False
+
+
+def _speaks_http(host: str, number: int) -> bool:
+    try:
+        status, body = Client(join_address(host, number), timeout_s=ASK_S).probe("/healthz")
     except FlexStreamError:
         return False
     return status in (200, 401, 503) and isinstance(body, dict) and ("engine" in body or "error" in body)

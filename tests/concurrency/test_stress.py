@@ -152,7 +152,8 @@ def test_open_connections_are_closed_with_the_engine(leaves_nothing: None, seed:
     ]
     for sender in senders:
         sender.start()
-    time.sleep(0.3)
+    while not engine.status()["streams"]["a"]["ledger"]["received"]:
+        time.sleep(0.01)
     engine.drain(10)
     ledger = engine.status()["streams"]["a"]["ledger"]
     assert ledger["received"] > 0

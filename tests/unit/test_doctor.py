@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import resource
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
+import flexstream as fs
 from flexstream.cli import machine, main
+from tests.ports import quiet_port
 
 
 def machine_with(tmp_path: Path, files: dict[str, str]) -> Path:
@@ -36,14 +40,54 @@ def test_the_limit_of_open_files_is_judged() -> None:
 
 
 def test_a_port_that_another_program_has_is_named_with_the_way_to_find_it() -> None:
+    number = quiet_port()
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", number))
         taken.listen()
-        number = taken.getsockname()[1]
         check = machine.port("data port", number)
         assert check.state == "fail"
         assert f"sport = :{number}" in check.advice
     assert machine.port("data port", number).state == "ok"
+
+
+def test_a_port_of_a_running_daemon_is_told_from_one_that_another_program_has() -> None:
+    """Asked is who has the port, and not whether there is a daemon somewhere."""
+    with fs.Engine(pin=False, listen="127.0.0.1:0") as engine, socket.socket() as taken:
+        assert engine.data_address is not None
+        assert "running flexstream daemon" in machine.port("data port", engine.data_address[1]).found
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert machine.port("data port", taken.getsockname()[1]).state == "fail"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "state"),
+    [
+        (200, b'{"status": "ok", "engine": "running"}', "ok"),
+        (401, b'{"error": {"code": "bad_token", "message": "", "hint": ""}}', "ok"),
+        (200, b"<html>It works!</html>", "fail"),
+    ],
+)
+def test_a_control_port_is_told_by_what_it_answers(status: int, body: bytes, state: str) -> None:
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert machine.port("control port", server.server_address[1]).state == state
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_small_kernel_limits_come_with_their_sysctl(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from flexstream.config import resolve
+
 LINKS = ("nic", "state", "cython_ext")
 HOT_PATHS = ("pandas", "pyspark", "pyarrow.dataset", "rich")
 
@@ -95,3 +97,11 @@ def test_modules_stay_small_enough_to_read(project: Path) -> None:
         if (count := len(path.read_text().splitlines())) > 700
     }
     assert not long, f"more than 700 lines: {long}"
+
+
+def test_a_run_sees_no_settings_of_the_machine_or_its_user() -> None:
+    found = resolve()
+    assert found.warnings == []
+    assert {item.source for item in found.settings.values()} == {"default"}
+    assert found.file is not None
+    assert found.file.read_text() == ""

@@ -125,8 +125,9 @@ class _Generator:
                 lines.append(f"    memcpy({to}, row + {key.offset}, {key.size}); {what}")
             at += key.size
         words = self.pipeline.key_words
-        hashed = "key[0] * FS_GOLDEN" if words == 1 else f"fs_hash_words(key, {words})"
-        return [*lines, "}", "", f"static inline uint64_t hash_key(const uint64_t *key) {{ return {hashed}; }}", ""]
+        hashed = "key[0] * multiplier" if words == 1 else f"fs_hash_words(key, {words}, multiplier)"
+        function = "static inline uint64_t hash_key(const uint64_t *key, uint64_t multiplier)"
+        return [*lines, "}", "", f"{function} {{ return {hashed}; }}", ""]
 
     def key_value(self, row: str = "row") -> str:
         key = self.pipeline.whole_key
@@ -184,7 +185,7 @@ class _Generator:
         inner.add(f"    uint64_t key[{self.pipeline.key_words}];")
         inner.add("    load_key(row, key);")
         value = self.key_value() if self.pipeline.whole_key is not None else "0"
-        inner.add(f"    fs_note_key(profile, {value}, hash_key(key));")
+        inner.add(f"    fs_note_key(profile, {value}, hash_key(key, FS_GOLDEN));")
         inner.add("}")
         block.add("}")
 
@@ -204,7 +205,7 @@ class _Generator:
         block.add(f"    uint64_t key[{self.pipeline.key_words}];")
         block.add("    load_key(later, key);")
         passes = "passes(later)" if self.pipeline.ahead else "1"  # to the first entry if not: a branch would cost more
-        block.add(f"    const uint64_t near = (hash_key(key) >> pane.shift) & -(uint64_t){passes};")
+        block.add(f"    const uint64_t near = (hash_key(key, pane.multiplier) >> pane.shift) & -(uint64_t){passes};")
         block.add(f"    __builtin_prefetch(pane.entries + near * {self.stride}, 1);")
         block.add("}")
 
@@ -238,7 +239,7 @@ class _Generator:
         if not self.hot:
             block.add(f"uint64_t key[{words}];")
             block.add("load_key(row, key);")
-        block.add("uint64_t at = hash_key(key) >> pane.shift;")
+        block.add("uint64_t at = hash_key(key, pane.multiplier) >> pane.shift;")
         block.add(f"uint64_t *entry = (uint64_t *)(pane.entries + at * {self.stride});")
         block.add(f"while (FS_RARE(({other}) && entry[0])) {{")
         block.add("    at = (at + 1) & pane.mask;")
@@ -247,6 +248,8 @@ class _Generator:
         block.add("if (FS_RARE(!entry[0])) { /* a new key */")
         self.unless_kept(block)
         block.add("    if (*pane.used + *pane.reserved >= pane.limit) goto stop;")
+        block.add("    const uint64_t home = hash_key(key, pane.multiplier) >> pane.shift;")
+        block.add("    if (((at - home) & pane.mask) > pane.reach) goto stop; /* the table needs another multiplier */")
         block.add("    ++*pane.used, fresh++;")
         block.add(f"    memcpy(entry, view->empty, {self.stride});")
         block.add(f"    memcpy(entry + 1, key, {words * 8});")

@@ -3,19 +3,17 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, Arena, ArenaStatus
+from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus
 from flexstream.cython_ext.partial cimport (
     DIRTY_BIT, FOLD_COUNT, FOLD_SUM_I, ROWS_MASK, USED_BIT, Layout, Table, entry_merge, table_find, table_locate,
+    table_reserve,
 )
 from flexstream.cython_ext.includes.native cimport fs_sub_overflows
-
-cdef extern from "flexstream_abi.h" nogil:
-    const uint64_t FS_GOLDEN
 
 
 cdef inline uint64_t *find_short(const Table *table, const Layout *layout, uint64_t key) noexcept nogil:
     """The entry of a one-word key. NULL: it is not there."""
-    cdef uint64_t at = (key * FS_GOLDEN) >> table.shift
+    cdef uint64_t at = (key * table.multiplier) >> table.shift
     cdef uint64_t *entry = <uint64_t *> (table.entries + at * layout.stride)
     while entry[0] != 0:
         if entry[1] == key:
@@ -58,6 +56,10 @@ cdef ArenaStatus table_merge(Table *into, const Layout *layout, const Table *sou
     cdef uint32_t n, i
     cdef uint64_t end
     cdef ArenaStatus status
+    if into.used == 0 and into.limit < source.used:
+        # Grown step by step it would get keys in the order of their homes: heaps in a table that is too small for all.
+        if table_reserve(into, layout, source.used, arena) == ARENA_WAIT:
+            return ARENA_WAIT
     while cursor[0] < source.capacity and budget[0]:
         end = cursor[0] + SCAN if cursor[0] + SCAN < source.capacity else source.capacity
         n = positions_in_use(layout, source, cursor[0], end, positions)

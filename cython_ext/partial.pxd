@@ -6,11 +6,19 @@ Keys are the key fields, packed and NUL padded to whole words. Aggregate slots a
 and average (value, compensation), minimum, maximum (value), deviation (rows, mean as two doubles, M2), first and last
 (value, time, session, sequence), approximate distinct (a byte for each register of a HyperLogLog sketch).
 A table belongs to one worker; its memory comes from that worker's arena.
+
+A key's probe begins at the top bits of (key * multiplier). The multiplier is at first the golden ratio, which spreads
+consecutive keys best, and which anybody may know who sends keys. An entry is never further than `reach` from where its
+probe begins: a key that would be makes the table draw a secret multiplier and move all its entries, which needs no
+memory. So a row costs a bounded number of probes, whatever the keys; tables may go anywhere and be merged with any other.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from flexstream.cython_ext.arena cimport Arena, ArenaStatus
+
+cdef extern from "flexstream_abi.h" nogil:
+    uint64_t fs_hash_words(const uint64_t *key, int words, uint64_t multiplier) noexcept
 
 cdef enum:
     MAX_AGGREGATES = 32
@@ -90,6 +98,8 @@ cdef struct Table:
     uint32_t dirty            # entries changed since their window fired
     uint32_t reserved         # keys that a dense front holds for it (fronts.pxd); they count as used
     uint32_t limit            # keys that it holds before it grows
+    uint32_t reach            # entries are at most so many slots from where their probe begins
+    uint64_t multiplier       # odd; another one: entries have moved
 
 
 cdef struct Side:             # of one aggregate: what it keeps beside the entries, in a table of (key, one more word)
@@ -106,6 +116,13 @@ cdef inline uint32_t keys_within(uint64_t capacity, uint64_t n_bytes, bint spars
     if sparse and n_bytes <= SPARSE_BYTES and n_bytes <= capacity * SPARSE_ENTRY:
         return <uint32_t> (capacity // 4)
     return <uint32_t> (capacity // 2)
+
+
+cdef inline uint64_t home_of(const Table *table, const int64_t *key, uint32_t words) noexcept nogil:
+    """Where the key's probe begins."""
+    if words == 1:
+        return (<uint64_t> key[0] * table.multiplier) >> table.shift
+    return fs_hash_words(<const uint64_t *> key, <int> words, table.multiplier) >> table.shift
 
 
 cdef inline bint is_sparse(const Table *table) noexcept nogil:
@@ -131,6 +148,7 @@ cdef ArenaStatus table_init(Table *table, const Layout *layout, uint32_t capacit
                             bint sparse=?) noexcept nogil
 cdef void table_destroy(Table *table, Arena *arena) noexcept nogil
 cdef void table_clear(Table *table) noexcept nogil
+cdef ArenaStatus table_reserve(Table *table, const Layout *layout, uint32_t keys, Arena *arena) noexcept nogil
 cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t *keys, const uint32_t *which,
                               uint32_t m, unsigned char **entry, Arena *arena) noexcept nogil
 cdef unsigned char *table_add(Table *table, const Layout *layout, const int64_t *key) noexcept nogil

@@ -1,5 +1,7 @@
 """See partial.pxd."""
 
+import os
+
 from libc.math cimport NAN, isnan, sqrt
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -12,16 +14,25 @@ from flexstream.cython_ext.includes.native cimport fs_add_overflows, fs_i64
 
 cdef extern from "flexstream_abi.h" nogil:      # compiled variants probe and add with the same code
     const uint64_t FS_GOLDEN
-    uint64_t fs_hash_words(const uint64_t *key, int words) noexcept
+    uint64_t fs_hash_value(uint64_t bits) noexcept
     void fs_add_real(double *slot, double v) noexcept
     void fs_first(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) noexcept
     void fs_last(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) noexcept
     uint64_t fs_value_bits(double v) noexcept
     void fs_sketch_add(unsigned char *sketch, uint64_t bits) noexcept
 
+cdef enum:
+    MAX_CAPACITY = 1 << 30
+    REACH_PER_BIT = 6         # of the capacity; at half load a random set of keys stays below 4
+    DRAWS = 8                 # one in three puts keys at equal distances in heaps
+
 USED_BIT = <uint64_t> 1 << 63
 DIRTY_BIT = <uint64_t> 1 << 62
 ROWS_MASK = (<uint64_t> 1 << 62) - 1
+
+cdef uint64_t STALE_BIT = <uint64_t> 1 << 61      # within table_rehash only: not moved yet
+
+cdef uint64_t SECRET = <uint64_t> int.from_bytes(os.urandom(8), "little")
 
 # A null among doubles: a NaN that arithmetic never makes. Python turns it into an Arrow null.
 cdef uint64_t NULL_BITS = 0x7FF8F1E257EA0001
@@ -91,6 +102,8 @@ cdef ArenaStatus table_init(Table *table, const Layout *layout, uint32_t capacit
     table.used = 0
     table.dirty = 0
     table.reserved = 0
+    table.reach = REACH_PER_BIT * (64 - table.shift)
+    table.multiplier = FS_GOLDEN
     return ARENA_OK
 
 
@@ -106,13 +119,6 @@ cdef void table_clear(Table *table) noexcept nogil:
     table.dirty = 0
 
 
-cdef inline uint64_t home_of(const Table *table, const int64_t *key, uint32_t words) noexcept nogil:
-    """Where the key's probe begins."""
-    if words == 1:
-        return (<uint64_t> key[0] * FS_GOLDEN) >> table.shift
-    return fs_hash_words(<const uint64_t *> key, <int> words) >> table.shift
-
-
 cdef inline bint same_key(const int64_t *a, const int64_t *b, uint32_t words) noexcept nogil:
     cdef uint32_t w
     for w in range(words):
@@ -121,25 +127,91 @@ cdef inline bint same_key(const int64_t *a, const int64_t *b, uint32_t words) no
     return True
 
 
-cdef unsigned char *table_add(Table *table, const Layout *layout, const int64_t *key) noexcept nogil:
-    """NULL: the key is new and the table is too full for it."""
-    cdef uint32_t words = layout.key_words
-    cdef uint64_t mask = table.capacity - 1
+cdef void put_back(Table *table, const Layout *layout, uint64_t *lifted) noexcept nogil:
+    """An entry to its new place; one that stands there and was not moved yet is lifted for it, and so on."""
     cdef uint64_t at
     cdef uint64_t *entry
-    at = home_of(table, key, words)
+    cdef uint32_t w
     while True:
+        lifted[0] &= ~STALE_BIT
+        at = home_of(table, <const int64_t *> (lifted + 1), layout.key_words)
         entry = <uint64_t *> (table.entries + at * layout.stride)
+        while entry[0] != 0 and not entry[0] & STALE_BIT:
+            at = (at + 1) & (table.capacity - 1)
+            entry = <uint64_t *> (table.entries + at * layout.stride)
         if entry[0] == 0:
-            if table.used + table.reserved >= table.limit:
-                return NULL
-            memcpy(entry, layout.empty, layout.stride)
-            memcpy(entry + 1, key, words * 8)
-            table.used += 1
-            return <unsigned char *> entry
-        if same_key(<int64_t *> (entry + 1), key, words):
-            return <unsigned char *> entry
-        at = (at + 1) & mask
+            memcpy(entry, lifted, layout.stride)
+            return
+        for w in range(layout.stride // 8):
+            entry[w], lifted[w] = lifted[w], entry[w]
+
+
+cdef bint is_even(const Table *table, const Layout *layout) noexcept nogil:
+    """Whether its keys are about one step from home, or less."""
+    cdef uint64_t mask = table.capacity - 1
+    cdef uint64_t steps = 0
+    cdef uint64_t i
+    cdef const uint64_t *entry
+    for i in range(table.capacity):
+        entry = <const uint64_t *> (table.entries + i * layout.stride)
+        if entry[0] != 0:
+            steps += (i - home_of(table, <const int64_t *> (entry + 1), layout.key_words)) & mask
+    return steps <= table.used
+
+
+cdef void move_all(Table *table, const Layout *layout) noexcept nogil:
+    """All entries to where another multiplier puts them. Needs no memory."""
+    cdef uint64_t lifted[MAX_ENTRY_WORDS]
+    cdef uint64_t *entry
+    cdef uint64_t i
+    table.multiplier = fs_hash_value(table.multiplier ^ SECRET ^ <uint64_t> <size_t> table.entries) | 1
+    for i in range(table.capacity):
+        entry = <uint64_t *> (table.entries + i * layout.stride)
+        if entry[0] != 0:
+            entry[0] |= STALE_BIT
+    for i in range(table.capacity):
+        entry = <uint64_t *> (table.entries + i * layout.stride)
+        if entry[0] & STALE_BIT:
+            memcpy(lifted, entry, layout.stride)
+            entry[0] = 0
+            put_back(table, layout, lifted)
+
+
+cdef void table_rehash(Table *table, const Layout *layout) noexcept nogil:
+    """A multiplier that suits the keys. They may be further from home than before: a set of keys that none suits is
+    not tried for ever."""
+    cdef int draw
+    table.reach *= 2
+    for draw in range(DRAWS):
+        move_all(table, layout)
+        if is_even(table, layout):
+            return
+
+
+cdef unsigned char *table_add(Table *table, const Layout *layout, const int64_t *key) noexcept nogil:
+    """NULL: the key is new and the table is too full for it. Entries may move (`table.multiplier`)."""
+    cdef uint32_t words = layout.key_words
+    cdef uint64_t mask = table.capacity - 1
+    cdef uint64_t at, home
+    cdef uint64_t *entry
+    while True:
+        home = home_of(table, key, words)
+        at = home
+        entry = <uint64_t *> (table.entries + at * layout.stride)
+        while entry[0] != 0:
+            if same_key(<int64_t *> (entry + 1), key, words):
+                return <unsigned char *> entry
+            at = (at + 1) & mask
+            entry = <uint64_t *> (table.entries + at * layout.stride)
+        if table.used + table.reserved >= table.limit:
+            return NULL
+        if ((at - home) & mask) <= table.reach:
+            break
+        table_rehash(table, layout)
+    memcpy(entry, layout.empty, layout.stride)
+    memcpy(entry + 1, key, words * 8)
+    table.used += 1
+    return <unsigned char *> entry
 
 
 cdef unsigned char *table_find(const Table *table, const Layout *layout, const int64_t *key) noexcept nogil:
@@ -155,27 +227,45 @@ cdef unsigned char *table_find(const Table *table, const Layout *layout, const i
     return NULL
 
 
-cdef ArenaStatus table_grow(Table *table, const Layout *layout, Arena *arena) noexcept nogil:
+cdef ArenaStatus table_grow_to(Table *table, const Layout *layout, uint32_t capacity, Arena *arena) noexcept nogil:
     cdef Table bigger
     cdef uint64_t i
     cdef unsigned char *source
     cdef unsigned char *target
     cdef ArenaStatus status
-    if table.capacity >= <uint32_t> 1 << 30:
-        return ARENA_FULL
-    status = table_init(&bigger, layout, table.capacity * 2, arena, is_sparse(table))
+    status = table_init(&bigger, layout, capacity, arena, is_sparse(table))
     if status != ARENA_OK:
         return status
+    bigger.multiplier = table.multiplier
     for i in range(table.capacity):
         source = table.entries + i * layout.stride
         if (<uint64_t *> source)[0] != 0:
             target = table_add(&bigger, layout, <int64_t *> (source + 8))
             memcpy(target, source, layout.stride)
+    if bigger.multiplier != FS_GOLDEN and not is_even(&bigger, layout):
+        table_rehash(&bigger, layout)
     bigger.dirty = table.dirty
     bigger.reserved = table.reserved
     table_destroy(table, arena)
     table[0] = bigger
     return ARENA_OK
+
+
+cdef ArenaStatus table_grow(Table *table, const Layout *layout, Arena *arena) noexcept nogil:
+    if table.capacity >= <uint32_t> MAX_CAPACITY:
+        return ARENA_FULL
+    return table_grow_to(table, layout, table.capacity * 2, arena)
+
+
+cdef ArenaStatus table_reserve(Table *table, const Layout *layout, uint32_t keys, Arena *arena) noexcept nogil:
+    """Room for so many keys at once. On anything but ARENA_OK the table is left as it was."""
+    cdef uint32_t capacity = table.capacity
+    while keys_within(capacity, <uint64_t> capacity * layout.stride, is_sparse(table)) < keys \
+            and capacity < <uint32_t> MAX_CAPACITY:
+        capacity *= 2
+    if capacity == table.capacity:
+        return ARENA_OK
+    return table_grow_to(table, layout, capacity, arena)
 
 
 cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t *keys, const uint32_t *which,
@@ -193,13 +283,14 @@ cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t 
     cdef unsigned char *found
     cdef uint64_t at, mask, key
     cdef uint64_t stride = layout.stride
+    cdef uint64_t multiplier = table.multiplier
     cdef uint64_t *probe
     while i < m:
         k = i if which == NULL else which[i]
         if words == 1:          # a known one-word key: the common case, without a call
             key = <uint64_t> keys[k]
             mask = table.capacity - 1
-            at = (key * FS_GOLDEN) >> table.shift
+            at = (key * multiplier) >> table.shift
             probe = <uint64_t *> (table.entries + at * stride)
             while probe[0] != 0 and probe[1] != key:
                 at = (at + 1) & mask
@@ -212,12 +303,17 @@ cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t 
         if found == NULL and not full:
             status = table_grow(table, layout, arena)
             if status == ARENA_OK:
+                multiplier = table.multiplier
                 i = 0           # entries moved: what was located so far is located again
                 continue
             if status == ARENA_WAIT:
                 return ARENA_WAIT
             full = True
             found = table_add(table, layout, keys + k * words)
+        if table.multiplier != multiplier:
+            multiplier = table.multiplier
+            i = 0               # here too
+            continue
         entry[k] = found
         i += 1
     return ARENA_FULL if full else ARENA_OK

@@ -1,6 +1,6 @@
-"""For tests only: rings, arenas and output pools as Python objects, with the allocator's part called by hand."""
+"""For tests only: rings, arenas, tables and output pools as Python objects, with the allocator's part called by hand."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from flexstream.cython_ext.arena cimport (
@@ -12,6 +12,12 @@ from flexstream.cython_ext.blocks cimport (
 )
 from flexstream.cython_ext.includes.linux cimport EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, poll, read
 from flexstream.cython_ext.includes.native cimport fs_pause
+from flexstream.cython_ext.merging cimport table_merge
+from flexstream.cython_ext.panes cimport Pane, Query
+from flexstream.cython_ext.partial cimport (
+    MAX_KEY_WORDS, ROWS_MASK, USED_BIT, Layout, Table, home_of, table_find, table_init, table_locate,
+)
+from flexstream.cython_ext.queries cimport QueryState
 from flexstream.cython_ext.ring cimport (
     Message, Ring, ring_empty, ring_free, ring_free_slots, ring_init, ring_pop, ring_push,
 )
@@ -148,6 +154,105 @@ cdef class ProbeArena:
 
     def wakes(self):
         return wakes_of(self.wake_fd)
+
+
+cdef count_probes(dict seen, const Table *table, const Layout *layout):
+    """Slots between the entries and where their probes begin."""
+    cdef uint64_t at, far
+    cdef const uint64_t *entry
+    for at in range(table.capacity):
+        entry = <const uint64_t *> (table.entries + at * layout.stride)
+        if entry[0] & ROWS_MASK:
+            far = (at - home_of(table, <const int64_t *> (entry + 1), layout.key_words)) & (table.capacity - 1)
+            seen["keys"] += 1
+            seen["steps"] += far
+            seen["longest"] = max(seen["longest"], far)
+            seen["too_far"] += far > table.reach
+
+
+cdef class ProbeTable:
+    """A table of keys of some words, with one slot that tells keys apart, in an arena of its own."""
+
+    cdef ProbeArena memory
+    cdef Layout layout
+    cdef Table table
+
+    def __cinit__(self, int words, int capacity=16, uint64_t cap=1 << 30):
+        self.memory = ProbeArena(1 << 20, cap)
+        memset(&self.layout, 0, sizeof(Layout))
+        self.layout.key_words = words
+        self.layout.key_bytes = 8 * words
+        self.layout.stride = 8 * (2 + words)
+        self.layout.empty[0] = USED_BIT
+        while table_init(&self.table, &self.layout, capacity, &self.memory.arena) != ARENA_OK:
+            self.memory.serve()
+
+    def add(self, key, mark=0):
+        """One more row for the key. False: there is no memory for it."""
+        cdef int64_t words[MAX_KEY_WORDS]
+        cdef unsigned char *entry = NULL
+        cdef ArenaStatus status = ARENA_WAIT
+        for i, word in enumerate(key):
+            words[<int> i] = <int64_t> <uint64_t> (word & ((1 << 64) - 1))
+        while True:
+            status = table_locate(&self.table, &self.layout, words, NULL, 1, &entry, &self.memory.arena)
+            if status != ARENA_WAIT:
+                break
+            self.memory.serve()
+        if entry == NULL:
+            return False
+        (<uint64_t *> entry)[0] += 1
+        (<uint64_t *> entry)[1 + self.layout.key_words] = mark
+        return True
+
+    def rows(self, key):
+        """(rows, mark) of the key; None: it is not there."""
+        cdef int64_t words[MAX_KEY_WORDS]
+        cdef uint64_t *entry
+        for i, word in enumerate(key):
+            words[<int> i] = <int64_t> <uint64_t> (word & ((1 << 64) - 1))
+        entry = <uint64_t *> table_find(&self.table, &self.layout, words)
+        return None if entry == NULL else (entry[0] & ROWS_MASK, entry[1 + self.layout.key_words])
+
+    def merge(self, ProbeTable other):
+        cdef uint64_t cursor = 0
+        cdef uint32_t budget
+        cdef int problem = 0
+        while cursor < other.table.capacity:
+            budget = 4096
+            if table_merge(&self.table, &self.layout, &other.table, &cursor, &budget, &self.memory.arena,
+                           &problem) == ARENA_WAIT:
+                self.memory.serve()
+
+    def probes(self):
+        seen = {"keys": 0, "steps": 0, "longest": 0, "too_far": 0}
+        count_probes(seen, &self.table, &self.layout)
+        return seen
+
+    @property
+    def multiplier(self):
+        return self.table.multiplier
+
+    @property
+    def capacity(self):
+        return self.table.capacity
+
+
+def probes_of(QueryState state):
+    """Of all tables of a query on one worker. Only while that worker has nothing to do."""
+    cdef Query *query = state.query
+    cdef uint32_t g, i, d
+    cdef Pane *part
+    seen = {"keys": 0, "steps": 0, "longest": 0, "too_far": 0}
+    for g in range(query.groups):
+        for i in range(query.sets[g].n):
+            part = query.sets[g].panes[i]
+            while part != NULL:
+                count_probes(seen, &part.table, &query.layout)
+                for d in range(query.n_sides):
+                    count_probes(seen, &part.sides[d], &query.sides[d].layout)
+                part = part.also
+    return seen
 
 
 cdef class ProbeOutput:

@@ -50,6 +50,7 @@ cdef ArenaStatus locate_in(Query *query, Context *context, PaneSet *panes, uint3
     cdef Pane *pane = NULL
     cdef Table *table
     cdef uint32_t capacity
+    cdef uint64_t multiplier
     cdef uint32_t i = 0
     cdef int64_t start
     while i < m:
@@ -68,8 +69,9 @@ cdef ArenaStatus locate_in(Query *query, Context *context, PaneSet *panes, uint3
             memcpy(key, scratch.keys + i * words, words * 8)
             key[words] = <int64_t> (context.session if is_order(side) else value_of(side, values + i))
             capacity = table.capacity
+            multiplier = table.multiplier
             status = table_locate(table, &side.layout, key, NULL, 1, &entry[i], context.arena)
-            if table.capacity != capacity:
+            if table.capacity != capacity or table.multiplier != multiplier:
                 i = 0               # entries moved: what was located so far is located again
                 continue
         if status == ARENA_WAIT:

@@ -16,6 +16,8 @@ cdef extern from "flexstream_abi.h" nogil:
         uint64_t mask
         uint32_t shift
         uint32_t limit
+        uint64_t multiplier
+        uint64_t reach
         uint32_t *used
         uint32_t *reserved
         uint64_t *dense

@@ -37,6 +37,8 @@ cdef inline void show_pane(Query *query, Context *context, PaneSet *panes, Pane 
     view.mask = pane.table.capacity - 1
     view.shift = pane.table.shift
     view.limit = pane.table.limit
+    view.multiplier = pane.table.multiplier
+    view.reach = pane.table.reach
     view.used = &pane.table.used
     view.reserved = &pane.table.reserved
     front = dense_front(query, context, pane)

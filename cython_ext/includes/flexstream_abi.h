@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define FS_ABI_VERSION 5
+#define FS_ABI_VERSION 6
 #define FS_ABI_BATCH 1024
 #define FS_GOLDEN UINT64_C(0x9E3779B97F4A7C15)
 #define FS_USED (UINT64_C(1) << 63)
@@ -31,6 +31,8 @@ typedef struct {
     uint64_t mask;          /* capacity - 1 */
     uint32_t shift;         /* 64 - log2(capacity) */
     uint32_t limit;         /* keys that the table may hold, with those reserved */
+    uint64_t multiplier;    /* the table's own: who sends keys that all begin at one place makes it draw another */
+    uint64_t reach;         /* slots from a key's home to its entry, at most; further: the engine changes the multiplier */
     uint32_t *used;         /* keys that it holds */
     uint32_t *reserved;     /* keys that only the dense array holds: the length of `touched` */
     uint64_t *dense;        /* [used bit, row count][aggregate slots] */
@@ -88,13 +90,15 @@ static inline void fs_key_f64(void *to, const unsigned char *p) {
     v = v == 0 ? 0 : v != v ? __builtin_nan("") : v;
     memcpy(to, &v, 8);
 }
-static inline uint64_t fs_hash_words(const uint64_t *key, int words) {
-    uint64_t h = 0;
+/* Folded products: with the low halves alone some keys would be one for every multiplier (top bits only go up). */
+__extension__ typedef unsigned __int128 fs_u128;
+static inline uint64_t fs_hash_words(const uint64_t *key, int words, uint64_t multiplier) {
+    uint64_t h = multiplier;
     for (int w = 0; w < words; w++) {
-        h = (h ^ key[w]) * FS_GOLDEN;
-        h ^= h >> 32;
+        fs_u128 product = (fs_u128)(h ^ key[w]) * multiplier;
+        h = (uint64_t)product ^ (uint64_t)(product >> 64);
     }
-    return h * FS_GOLDEN;
+    return h;
 }
 
 static inline void fs_note_key(fs_profile *profile, int64_t value, uint64_t hash) {

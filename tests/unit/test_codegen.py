@@ -34,7 +34,8 @@ WORDS = set(
         r"\S+",
         """include flexstream_abi h const double int64_t uint32_t uint64_t size_t unsigned char for while if else goto
         continue return stop rows row n i view pane other held used limit empty start span entries mask
-        shift filtered overflow kept keep ahead static inline void load_key masked large later near passes passing
+        shift multiplier reach filtered overflow kept keep ahead static inline void load_key masked large later near
+        home passes passing
         over_rows over_known in block j first again break all_kept any_overflow overflowed __attribute__ noinline
         always_inline hash_key __builtin_prefetch FS_RARE
         reserved touched touched_limit dense base range off outside fresh count slot FS_USED FS_CACHED
@@ -358,6 +359,8 @@ static void check(int number, const variant_case *c) {
         view.pane[p].mask = CAPACITY - 1;
         view.pane[p].shift = 58;
         view.pane[p].limit = CAPACITY / 2;
+        view.pane[p].multiplier = FS_GOLDEN;
+        view.pane[p].reach = CAPACITY;
         view.pane[p].used = &used[p];
         view.pane[p].reserved = &reserved[p];
         view.pane[p].dense = calloc(RANGE, 8 * dense_words);

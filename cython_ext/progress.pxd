@@ -53,6 +53,7 @@ cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot,
                         int64_t watermark) noexcept nogil
 cdef void detach(WorkerState *worker, Connection *connection) noexcept nogil
 cdef void close_connection(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil
+cdef void ack_the_rest(Connection *connection) noexcept nogil
 cdef void send_ack(Connection *connection) noexcept nogil
 cdef bint report(WorkerState *worker, uint32_t kind, uint32_t stream, uint32_t slot, void *ptr, int64_t value,
                  size_t tag) noexcept nogil

@@ -258,6 +258,12 @@ cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot,
 # Connections
 
 
+cdef void ack_the_rest(Connection *connection) noexcept nogil:
+    """Nothing more will come on it: what is not acknowledged now never is."""
+    if connection.ack_bytes and connection.decoder.next_row > connection.acked_row:
+        send_ack(connection)
+
+
 cdef void send_ack(Connection *connection) noexcept nogil:
     """Tell the producer what it may forget. A full socket loses nothing: the next ACK says more."""
     cdef unsigned char frame[HEADER_BYTES]
@@ -336,6 +342,7 @@ cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
                       believable(stream, <int64_t> connection.decoder.value))
         begin_advance(worker, stream, connection.group, connection.group + 1)
     elif event == DECODE_EOS:
+        ack_the_rest(connection)
         raise_session(worker, stream, connection.slot, connection.group, END_OF_STREAM)
         begin_advance(worker, stream, connection.group, connection.group + 1)
     elif event == DECODE_MARKER:

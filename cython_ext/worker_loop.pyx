@@ -24,7 +24,7 @@ from flexstream.cython_ext.moving cimport (
 )
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
 from flexstream.cython_ext.progress cimport (
-    END_OF_STREAM, NO_WATERMARK, begin_advance, begin_revision, begin_rows, believable, close_connection,
+    END_OF_STREAM, NO_WATERMARK, ack_the_rest, begin_advance, begin_revision, begin_rows, believable, close_connection,
     look_at_clock, push_limbo, raise_session, report, send_ack, worker_progress,
 )
 from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free_slots, ring_pop
@@ -210,7 +210,11 @@ cdef int receive(WorkerState *worker, Connection *connection, uint64_t now) noex
     if n <= 0:
         if n < 0 and (errno == EAGAIN or errno == EINTR):
             return 0
-        close_connection(worker, connection, 0 if n == 0 else -errno)
+        if n == 0:
+            ack_the_rest(connection)        # it may have shut its side only
+            close_connection(worker, connection, 0)
+        else:
+            close_connection(worker, connection, -errno)
         return -1
     fs_count(&worker.receive_calls, 1)
     fs_count(&worker.bytes_received, <uint64_t> n)

@@ -100,7 +100,7 @@ class ControlPort:
         return json_frame(FrameType.ACK, CONTROL_GROUP, document, value=rows)
 
     async def end(self, sock: socket.socket, port: StreamPort, session: Session, opened: bytes) -> None:
-        """Answer with an ACK when every worker has worked off all of the session."""
+        """Answer with an ACK when every worker has worked off all of the session. Raises Refused: it was cut short."""
         await self.room()
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
@@ -119,6 +119,9 @@ class ControlPort:
         finally:
             peer.cancel()
             done.cancel()
+        if session.cut:
+            why = "the session was ended before every group that its EOS named had ended: rows may be missing"
+            raise Refused(ErrorCode.NO_SESSION, why, "reconnect, and send what was not acknowledged")
         await loop.sock_sendall(sock, frame(FrameType.ACK, CONTROL_GROUP))
 
 

@@ -54,6 +54,7 @@ class Session:
     ended_at: float = 0.0
     since: float = field(default_factory=time.monotonic)
     ended_groups: int = 0
+    cut: bool = False  # it was ended, by the clock or by order, before it had ended in every group
     ended: threading.Event = field(default_factory=threading.Event)
     on_ended: list[Callable[[], object]] = field(default_factory=list)
     groups: Counter[int] = field(default_factory=Counter)  # connections of each, further lanes not counted
@@ -137,6 +138,7 @@ class StreamSessions:
             session.control = control
             session.speak = None
             session.broken_at = 0.0
+            session.cut = False
             for (_, number), lane in list(session.lanes.items()):
                 if number not in lanes_open:
                     self._disown(session, lane)
@@ -311,6 +313,7 @@ class StreamSessions:
             if session.kind == NETWORK:  # the others begin anew by themselves, with the next epoch
                 session.epoch += 1
             session.broken_at = 0.0
+            session.cut = True
             self.end(session, None)
             return control
 
@@ -373,6 +376,7 @@ class StreamSessions:
                     self._free(session)
                 elif session.broken_at and session.state != "ended" and now - session.broken_at > timeout_s:
                     session.broken_at = 0.0
+                    session.cut = True
                     self.expired += 1
                     fields = {"producer": session.producer, "epoch": session.epoch, "peer": session.peer}
                     log.warning("session_expired", extra={"fields": fields})

@@ -67,7 +67,7 @@ class Session:
         self.state = "connecting"
         self.error: FlexStreamError | None = None
         self.reconnects = 0
-        self.rows_lost = 0
+        self.rows_lost_at_most = 0
         self._last_error: BaseException | None = None
         self._closing = False
         self._attempts = 0
@@ -250,6 +250,7 @@ class Session:
             where = self._lanes.describe(index)
             if self._lanes.refused(index):
                 log.info("%s is not opened: %s", where, errors.pop(index))
+        forgotten: dict[int, int] = {}
         for group, welcome in welcomes.items():
             self._ports.connected(welcome.document, welcome.promise)
             fd = welcome.sock.detach()
@@ -264,11 +265,22 @@ class Session:
                     )
                 )
             elif lost:
-                self.rows_lost += lost
-                where = self._lanes.describe(group)
-                log.error("%s: the server restarted without %d rows that it had acknowledged", where, lost)
+                forgotten[group] = lost
+        if forgotten:
+            self._report_forgotten(forgotten)
         self._lanes.settle()
         return list(errors.values())
+
+    def _report_forgotten(self, rows: dict[int, int]) -> None:
+        """The server does not know the session any more: of the rows that it had acknowledged those are lost whose
+        windows had not fired yet, and which these are only the server could have told."""
+        total = sum(rows.values())
+        self.rows_lost_at_most += total
+        log.error(
+            "%s restarted and has forgotten this session: of %d rows in %d groups that it had acknowledged, those are "
+            "lost whose windows had not fired; send them again if you have them",
+            self.data, total, len(rows),
+        )  # fmt: skip
 
     def _judge(self, errors: list[Exception]) -> None:
         for error in errors:
@@ -385,7 +397,7 @@ class Session:
             **self.sender.stats(),
             **self._ports.stats(),
             "reconnects": self.reconnects,
-            "rows_lost": self.rows_lost,
+            "rows_lost_at_most": self.rows_lost_at_most,
             "last_error": None if self._last_error is None else str(self._last_error),
         }
 

@@ -224,6 +224,7 @@ class Acceptor:
             group = header.group
             await self._room()
             self._no_longer_pending()
+            _notice_death(sock)
             port, session = hello.check(header, said, self._engine, self._token)
             if session is not None:
                 self._hand_over(sock, peer, listener, port, session, header, said)
@@ -403,6 +404,13 @@ def _last_word(
     with contextlib.suppress(OSError):
         sock.send(error_frame(code, message, hint, group))
     sock.close()
+
+
+def _notice_death(sock: socket.socket) -> None:
+    """A peer that vanished without a word (power, cable) is gone after two minutes, and its places are free."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -37,7 +37,8 @@ _LOOK_S = 1.0  # how often a waiting reader looks whether its client is still th
 class Readers:
     """Bounds how many result streams are open at once, and ends them all when the daemon stops.
 
-    Followers have three quarters of the places, one address half: who wants to read what is there finds one.
+    Followers have three quarters of the places, those of one address half, and one address three quarters in all: who
+    wants to read what is there finds one.
     """
 
     def __init__(self, limit: int = 256) -> None:
@@ -53,12 +54,13 @@ class Readers:
     @contextmanager
     def place(self, peer: str, follow: bool) -> Iterator[None]:
         """Raises ApiError: no place is left."""
-        of_peer = self._open[peer, True] + self._open[peer, False]
+        theirs = self._open[peer, True] + self._open[peer, False]
         following = sum(count for (_, follows), count in self._open.items() if follows)
-        full = self.open >= self.limit or (follow and following >= max(1, self.limit * 3 // 4))
-        if full or of_peer >= max(1, self.limit // 2):
+        many, half = max(1, self.limit * 3 // 4), max(1, self.limit // 2)
+        full = self.open >= self.limit or theirs >= many
+        if full or (follow and (following >= many or self._open[peer, True] >= half)):
             raise ApiError(
-                f"{self.open} result streams are open already, {of_peer} of them to {peer}",
+                f"{self.open} result streams are open already, {theirs} of them to {peer}",
                 code="too_many_readers",
                 hint="close some (`follow=1` holds one each), or read without follow",
             )

@@ -147,6 +147,14 @@ def test_a_worker_that_waits_for_room_is_not_ready_for_rows_but_not_ill(monkeypa
         wait_until(lambda: engine.health()["not_ready"] is None, "room")
 
 
+def test_peers_that_vanish_without_a_word_are_noticed_by_the_kernel():
+    with serving() as engine, RawClient(engine) as client:
+        client.open()
+        control = engine.running()[0][0].sessions.find(client.fields["producer"]).control
+        assert control.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert control.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+
+
 def test_refused_connections_that_never_go_are_counted_and_bounded(monkeypatch):
     monkeypatch.setattr("flexstream.acceptor.MAX_LEAVING", 20)
     monkeypatch.setattr("flexstream.acceptor.LINGER_S", WAIT_S)

@@ -308,9 +308,11 @@ def test_followers_that_never_read_keep_nobody_else_out(monkeypatch: pytest.Monk
             reader, writer = await asyncio.open_connection(*daemon.control_address, limit=1024)
             silent.append((reader, writer))
             writer.write(b"GET /v1/queries/ysb/results?follow=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await until(lambda: daemon.readers.open == 4)  # half of the places are one address's
-        async with session.get("/v1/queries/ysb/results") as reply:
+        await until(lambda: daemon.readers.open == 4)  # half of the places are for followers of one address
+        async with session.get("/v1/queries/ysb/results?follow=1") as reply:
             assert (await reply.json())["error"]["code"] == "too_many_readers"
+        async with session.get("/v1/queries/ysb/results") as reply:
+            assert reply.status == 200
         for _ in range(200):
             engine.emit("ysb", 8000)  # far more than the sockets hold
         await until(lambda: daemon.readers.open == 0)

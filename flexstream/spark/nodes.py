@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -41,13 +42,16 @@ class Target:
         return Stream.from_dict(self.definition)
 
     @classmethod
-    def find(cls, options: Options) -> Target:
-        """Ask every daemon. Raises ConnectError, FlexStreamError as the daemon says, SchemaError when they differ."""
+    def find(cls, options: Options, *, patient: bool = False) -> Target:
+        """Ask every daemon; `patient`: one that is away is waited for. Raises ConnectError, FlexStreamError as the
+        daemon says, SchemaError when they differ.
+        """
         name = options.need("stream")
         answers = []
         for endpoint in options.endpoints:
             client = Client(endpoint, token=options.token, timeout_s=options.timeout_s)
-            answers.append(client.get(f"/v1/streams/{quote(name, safe='')}"))
+            ask = partial(client.get, f"/v1/streams/{quote(name, safe='')}")
+            answers.append(persist(ask, options.timeout_s) if patient else ask())
         first = answers[0]
         for endpoint, answer in zip(options.endpoints, answers, strict=True):
             if answer["stream"] != first["stream"] or answer["groups"] != first["groups"]:

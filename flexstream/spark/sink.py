@@ -43,13 +43,13 @@ class Writer:
     target: Target
 
     @classmethod
-    def check(cls, options: Options, schema: StructType, overwrite: bool) -> Target:
+    def check(cls, options: Options, schema: StructType, overwrite: bool, *, patient: bool = False) -> Target:
         """Everything that can be known before a task starts. Raises FlexStreamError."""
         if overwrite:
             raise ConfigError(
                 "a stream cannot be overwritten: rows are only added to it", code="bad_mode", hint='.mode("append")'
             )
-        target = Target.find(options)
+        target = Target.find(options, patient=patient)
         types.check_columns(target.stream, schema)
         return target
 
@@ -118,10 +118,14 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream`. A batch is known by Spark's query id, which its checkpoint keeps, and its batch id."""
+    """`df.writeStream`. A batch is known by Spark's query id, which its checkpoint keeps, and its batch id.
+
+    Spark makes one for the tasks of each batch, another for its commit and another for an abort: each waits for a
+    daemon that is away.
+    """
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        self._writer = Writer(options, Writer.check(options, schema, overwrite))
+        self._writer = Writer(options, Writer.check(options, schema, overwrite, patient=True))
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         if not _whose()[0]:

@@ -87,9 +87,9 @@ class Daemon:
             (folder / "token").chmod(0o600)
         self.start()
 
-    def start(self) -> None:
+    def start(self, main: str = MAIN) -> None:
         control, data = self._ports
-        command = [sys.executable, "-c", MAIN, "serve", "--json", "--control", control, "--data", data]
+        command = [sys.executable, "-c", main, "serve", "--json", "--control", control, "--data", data]
         command += ["--data-dir", str(self.folder / "data")]
         for name, value in self._settings.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
@@ -110,6 +110,10 @@ class Daemon:
         self.endpoint = ready["control"]
         self._ports = (ready["control"], ready["data"])
         self.client = Client(self.endpoint, token=self.token, timeout_s=WAIT_S)
+
+    def wait_dead(self) -> None:
+        assert self.process is not None
+        self.process.wait(WAIT_S)
 
     def kill(self) -> None:
         """As a power cut does it."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from flexstream.spark.sending import stage_rows
 from tests.spark.rig import (
     SPARK_SCHEMA,
     STREAM,
+    WAIT_S,
     Daemon,
     arrow_table,
     assert_once,
@@ -98,6 +100,57 @@ def test_a_commit_waits_for_a_daemon_that_comes_back(spark: Any, daemon: Daemon)
         assert writer.apply([message], "query-1", 7)
     finally:
         back.join()
+    end(daemon)
+    assert_once(daemon, rows)
+
+
+DIES_BEFORE_THE_COMMIT = """
+import os, signal
+from flexstream import stage_port
+from flexstream.cli import main
+
+real = stage_port._Connection._finish
+
+
+def finish(connection, header):
+    real(connection, header)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+stage_port._Connection._finish = finish
+main()
+"""
+
+
+def test_a_streaming_query_waits_for_a_daemon_that_is_away_when_it_commits(
+    spark: Any, daemon: Daemon, tmp_path: Path
+) -> None:
+    # Given: a query, and a daemon that dies when the first task has its receipt.
+    rows = make_rows(4_000)
+    put_files(tmp_path / "in", np.split(rows, 2))
+    daemon.stop()
+    daemon.start(DIES_BEFORE_THE_COMMIT)
+    query = (
+        spark.readStream.schema(SPARK_SCHEMA)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(tmp_path / "in"))
+        .writeStream.format("flexstream")
+        .option("endpoint", daemon.endpoint)
+        .option("stream", STREAM.name)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    # When: it is away until Spark has asked for it in vain.
+    daemon.wait_dead()
+    host, port = daemon.endpoint.split(":")
+    with socket.create_server((host, int(port))) as nobody:
+        nobody.settimeout(WAIT_S)
+        nobody.accept()[0].close()
+    daemon.start()
+    query.awaitTermination()
+    # Then: the query has not noticed.
+    assert query.exception() is None
     end(daemon)
     assert_once(daemon, rows)
 

@@ -65,7 +65,8 @@ class StageRoom:
             f"staged rows take {self.used_bytes} of stage_limit_bytes = {self.limit_bytes}, "
             f"and no batch was committed for {wait_s:g} s",
             code="stage_full",
-            hint="make the batches smaller (maxFilesPerTrigger, maxOffsetsPerTrigger), or raise the limit",
+            hint="`flexstream stages list` shows what waits: drop what nobody will commit, make the batches smaller"
+            " (maxFilesPerTrigger, maxOffsetsPerTrigger), or raise the limit",
         )
 
     def add(self, n: int, stages: int = 0) -> None:

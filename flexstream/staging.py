@@ -106,6 +106,7 @@ class Staging:
 
         Raises StageError: `unknown_stage`, `stage_counts`, `stage_used`, `mixed_streams`, `sink_full`, and the disk's;
         nothing was applied then, and the batch may be committed again, with the same or with other stages.
+        `batch_differs`: another batch was applied under that number. A repetition's stages are dropped.
         """
         answer, applied = self.begin_commit(sink, query, batch, receipts, stream=stream, end=end, remember_s=remember_s)
         with contextlib.suppress(TimeoutError):
@@ -123,6 +124,9 @@ class Staging:
             self._check_open()
             self.replay()
             if batch is not None and self.journal.is_applied(sink, query, batch):
+                self._check_repeated(sink, query, batch, sum(receipt.get("rows", 0) for receipt in receipts))
+                for receipt in receipts:
+                    self.stages.drop(receipt["stage"], "its batch was applied before")
                 applied.set_result(None)
                 return {"applied": False, "rows": 0, "duplicate": True}, applied
             stages = self._named(receipts)
@@ -140,6 +144,21 @@ class Staging:
             self.stages.commit(stages)
             self._todo.put((record, applied))
         return {"applied": True, "rows": record["rows"], "duplicate": False}, applied
+
+    def _check_repeated(self, sink: str, query: str, batch: int, rows: int) -> None:
+        """A batch that comes again has as many rows as it had; if not, it is another one under a number that is
+        taken, and to say that it was applied would lose it.
+        """
+        known = self.journal.applied_rows(sink, query, batch)
+        if known == rows or known is None:
+            return
+        had = f"had {known} rows" if known >= 0 else "was applied long ago"
+        raise StageError(
+            f"batch {batch} of query {query!r:.80} of sink {sink!r:.80} {had}; now it comes with {rows}",
+            code="batch_differs",
+            hint="is the checkpoint a copy of one that went on, or was the source changed? Rows under a batch number"
+            " that was used are not applied: start with a new checkpoint (a named job: with another name)",
+        )
 
     def _wait_until_ended(self, sink: str) -> None:
         """A sink that is ending begins anew when it has ended; meanwhile others may commit."""

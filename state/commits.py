@@ -95,6 +95,12 @@ class CommitJournal:
             known = self.applied.get(sink, query)
             return known is not None and batch in known
 
+    def applied_rows(self, sink: str, query: str, batch: int) -> int | None:
+        """The rows of a batch that was applied; None: not known any more, -1: known as one of many."""
+        with self._lock:
+            known = self.applied.get(sink, query)
+            return None if known is None else known.batches.get(batch, -1)
+
     def kept_of(self, stream: str) -> list[Record]:
         return [record for record in self.kept_records() if record["stream"] == stream]
 

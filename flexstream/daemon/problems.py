@@ -15,6 +15,7 @@ _STATUS = {
     "unknown_stage": 409,
     "stage_counts": 409,
     "stage_used": 409,
+    "batch_differs": 409,
     "stage_damaged": 500,
     "stage_io": 500,
     "sink_ending": 503,

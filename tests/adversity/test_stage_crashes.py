@@ -94,7 +94,7 @@ def test_stopped_after_every_commit(tmp_path: Path) -> None:
             drive(daemon, number, rows)
             daemon.terminate()
             daemon.start()
-            assert not commit(daemon, number, [])["applied"]
+            assert not commit(daemon, number, [{"stage": "lost", "rows": len(rows)}])["applied"]
         end(daemon)
         check(daemon, batches)
 

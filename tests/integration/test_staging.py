@@ -112,13 +112,34 @@ def test_a_batch_that_was_applied_is_acknowledged_and_ignored(data_dir: Path | N
     rows = make_rows(1000)
     with serving(data_dir=data_dir) as engine:
         receipt = stage(engine, rows)
-        other = stage(engine, make_rows(500, seed=9))
         engine.staging.commit("sink", "query", 7, [receipt])
-        for receipts in ([receipt], [other], [], [{"stage": "never seen", "rows": 1}]):
-            answer = engine.staging.commit("sink", "query", 7, receipts)
-            assert answer == {"applied": False, "rows": 0, "duplicate": True}
-        engine.staging.drop(other["stage"])
+        for _ in range(3):
+            again = [stage(engine, rows[:400]), stage(engine, rows[400:])]
+            for receipts in ([receipt], again, [{"stage": "never seen", "rows": 1000}]):
+                answer = engine.staging.commit("sink", "query", 7, receipts)
+                assert answer == {"applied": False, "rows": 0, "duplicate": True}
+        assert {one["state"] for one in engine.staging.stages.list()} <= {"committed"}, "a repetition leaves nothing"
         assert_equal_to_oracle(engine, rows)
+
+
+def test_other_rows_under_a_batch_number_that_was_used_are_an_error(
+    data_dir: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applied, "REMEMBERED_BATCHES", 2)
+    rows = make_rows(1000)
+    with serving(data_dir=data_dir) as engine:
+        engine.staging.commit("sink", "query", 0, [])
+        for batch in (1, 2):
+            engine.staging.commit("sink", "query", batch, [stage(engine, rows[500 * batch - 500 : 500 * batch])])
+        other = stage(engine, make_rows(499))
+        for batch in (0, 1, 2):  # 0 is known as one of many
+            with pytest.raises(StageError) as caught:
+                engine.staging.commit("sink", "query", batch, [other])
+            assert caught.value.code == "batch_differs"
+            assert "checkpoint" in str(caught.value)
+        assert ledger(engine)["staged"] == 499
+        assert engine.staging.commit("sink", "another query", 1, [other])["applied"]
+        wait_until(lambda: ledger(engine)["accepted"] == 1499, "the rows")
 
 
 def test_the_same_batch_of_another_query_or_sink_is_another_batch(data_dir: Path | None) -> None:
@@ -429,10 +450,10 @@ def test_commits_of_nothing_push_no_applied_batch_out_and_do_not_fill_the_disk(
         with pytest.raises(StageError) as caught:
             engine.staging.commit("other", "one more", 0, [])
         assert caught.value.code == "sink_full"
-        for i in range(1000):
-            engine.staging.commit("honest", "query", i, [], wait_s=0)
+        for i in range(1, 1000):
+            engine.staging.commit("honest", "query 2", i, [], wait_s=0)
         assert not engine.staging.commit("honest", "query", 0, [stage(engine, rows)])["applied"]
-        assert engine.status()["stages"]["remembered_queries"] == 41
+        assert engine.status()["stages"]["remembered_queries"] == 42
         if data_dir is not None:
             wait_until(lambda: (data_dir / "stage" / "journal").stat().st_size < 20_000, "a journal written anew")
         assert_equal_to_oracle(engine, rows)

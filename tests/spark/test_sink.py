@@ -79,6 +79,17 @@ def test_a_job_with_a_name_is_applied_once_however_often_it_runs(spark: Any, dae
     rows = make_rows(2_000)
     for _ in range(3):
         writing(frame(spark, rows), daemon, job="2026-01-01").save()
+        assert daemon.client.get("/v1/stages")["finished"] == 0, "a repetition leaves nothing that waits"
+    end(daemon)
+    assert_once(daemon, rows)
+
+
+def test_a_job_under_a_used_name_with_other_rows_is_an_error(spark: Any, daemon: Daemon) -> None:
+    rows = make_rows(2_000)
+    writing(frame(spark, rows), daemon, job="2026-01-01").save()
+    with pytest.raises(Exception, match="had 2000 rows; now it comes with 1999"):
+        writing(frame(spark, rows[1:]), daemon, job="2026-01-01").save()
+    assert daemon.client.get("/v1/stages")["finished"] == 0
     end(daemon)
     assert_once(daemon, rows)
 

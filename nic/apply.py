@@ -79,7 +79,7 @@ def undo_device(device: str, *, folder: Path | None = None) -> list[Undone]:
     journals = left_behind(device, folder)
     if not journals:
         return []
-    lock, settings = DeviceLock(device), Settings()
+    lock, settings = DeviceLock(journals[0].origin.now().device), Settings()  # it may have another name by now
     lock.take()
     try:
         return [undo_journal(journal, settings) for journal in journals]

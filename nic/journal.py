@@ -263,27 +263,44 @@ def devices_with_journals(folder: Path | None = None) -> list[str]:
 
 
 def _files(folder: Path | None, *, foreign: bool) -> Iterator[tuple[Path, str]]:
-    """This namespace's journals in folders that are believed, or in those that are not, with the reason."""
+    """This namespace's journals in folders that are ours to act upon, or in those that are not, with the reason.
+
+    Ours: nobody else could have written them, and we can. A folder of somebody else that cannot be looked into stands
+    for its journals. Raises JournalError for one of ours that cannot.
+    """
     netns = str(namespace_cookie())
     for place in folders(folder):
-        why = ""
+        why = _not_ours(place)
+        if bool(why) != foreign:
+            continue
         try:
-            check_folder(place)
             names = os.listdir(place)
-        except Distrusted as error:
-            if not foreign:
-                continue
-            why = str(error)
-            names = os.listdir(place) if place.is_dir() else []
         except PermissionError:
-            raise JournalError(
-                f"{place} may not be read by this user", hint="run as root, or as the daemon's user"
-            ) from None
+            if not foreign:
+                raise JournalError(
+                    f"{place} may not be read by this user", hint="run as root, or as the daemon's user"
+                ) from None
+            yield place, f"{place} may not be read by this user"
+            continue
         except OSError:
             continue
         for name in sorted(names):
-            if bool(why) == foreign and (found := _FILE.fullmatch(name)) and found["netns"] == netns:
+            if (found := _FILE.fullmatch(name)) and found["netns"] == netns:
                 yield place / name, why
+
+
+def _not_ours(place: Path) -> str:
+    """Why journals in this folder are not to be acted upon; empty: they are ours, or there is no such folder."""
+    try:
+        check_folder(place)
+        there = place.exists()
+    except Distrusted as error:
+        return str(error)
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+    if there and not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} may not be changed by this user"
+    return ""
 
 
 def _parts(path: Path) -> dict[str, str]:

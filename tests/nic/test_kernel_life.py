@@ -16,7 +16,8 @@ from flexstream.nic import grant as grants
 from flexstream.nic import receive_steering
 from flexstream.nic.bpf import CAP_BPF, CAP_NET_ADMIN, AttachType, attached_programs
 from flexstream.nic.bpf_programs import Place
-from flexstream.nic.journal import left_behind
+from flexstream.nic.contract import Change
+from flexstream.nic.journal import Journal, devices_with_journals, foreign_journals, left_behind
 from flexstream.nic.kernel import KernelNic
 from flexstream.nic.plan import undo_journal
 from flexstream.nic.settings import Settings
@@ -257,6 +258,28 @@ def test_a_sysfs_of_another_namespace_is_not_written(tmp_path: Path) -> None:
         reason = run_inside(pair.server, in_a_foreign_sysfs, other.path)
         assert "another network namespace" in reason
         assert rps_of(pair.server, "lo") == ""
+
+
+def journals_of_others(folder: Path, uid: int) -> tuple[int, list[str], list[str]]:
+    keep_only((), uid)
+    return len(left_behind("lo", folder)), devices_with_journals(folder), [why for _, why in foreign_journals(folder)]
+
+
+@pytest.mark.parametrize(("mode", "why"), [(0o750, "may not be read"), (0o755, "may not be changed by this user")])
+def test_what_root_left_is_not_the_service_s_to_undo_and_not_in_its_way(mode: int, why: str) -> None:
+    with namespace() as where, tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        place = Path(folder) / "nic"
+        run_inside(where, leave_a_journal, place)
+        place.chmod(mode)
+        left, devices, [reason] = run_inside(where, journals_of_others, place, SERVICE)
+        assert (left, devices) == (0, [])
+        assert why in reason
+        assert run_inside(where, undo_what_is_left, "lo", place) == ["lo rx-0 rps_cpus:  -> "]
+
+
+def leave_a_journal(folder: Path) -> None:
+    Journal.create("lo", "daemon", folder).record(Change("lo rx-0 rps_cpus", "", ""))
 
 
 def wrong_arguments(device: str) -> None:

@@ -180,6 +180,10 @@ class Collector(threading.Thread):
         quiet = [worker.about_to_sleep() for worker in self._workers]  # each of them must be asked
         return all(quiet)
 
+    def unwritten(self) -> Feed | None:
+        """One whose log refused its rows, and refuses them still. From any thread, without waiting."""
+        return next((feed for feed in self._feeds() if feed.error is not None), None)
+
     def _feeds(self) -> list[Feed]:
         return [*self._results.values(), *self._late.values()]
 

@@ -1,4 +1,7 @@
-"""Whether an engine does what it is there for. Asks as little as it can: a status that fails is no illness."""
+"""Whether an engine does what it is there for. Asks as little as it can: a status that fails is no illness.
+
+Takes no lock: whoever holds one for long, because a query's log is large, say, is no illness either.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,8 @@ def _said(state: str, problem: str | None, not_ready: str | None = None) -> dict
 
 def _logs(engine: Engine) -> str | None:
     """A log that cannot be written: its query's workers will wait, and with them all streams."""
-    for running in engine.running()[1]:
-        error = running.results.error or running.late.error
-        if error is not None:
-            return f"results of query {running.query.name} cannot be written: {error}"
-    return None
+    feed = engine.collector.unwritten()
+    return None if feed is None else f"results of query {feed.name} cannot be written: {feed.error}"
 
 
 def _acceptor(engine: Engine) -> str | None:

@@ -236,7 +236,10 @@ class Daemon:
             return await asyncio.wait_for(asyncio.shield(self._health), HEALTH_TIMEOUT_S)
         except TimeoutError:
             problem = f"the engine has not answered for {HEALTH_TIMEOUT_S:g} s"
-            return {"state": "unknown", "problem": problem, "not_ready": None}
+        except Exception as error:
+            log.exception("health_failed")
+            problem = f"its health could not be told: {type(error).__name__}: {error}"
+        return {"state": "unknown", "problem": problem, "not_ready": None}
 
     async def status(self) -> dict[str, Any]:
         """The engine's status and, under "daemon", the daemon's own."""

@@ -183,6 +183,15 @@ def test_health_says_that_no_hello_would_be_answered_while_the_acceptor_hangs(mo
         wait_until(lambda: engine.health()["problem"] is None, "the acceptor to answer again")
 
 
+def test_health_waits_for_nobody_who_changes_streams_and_queries():
+    with serving() as engine, engine._catalog, engine._lock:
+        found = []
+        asking = threading.Thread(target=lambda: found.append(engine.health()))
+        asking.start()
+        asking.join(WAIT_S)
+        assert found == [{"state": "running", "problem": None, "not_ready": None}]
+
+
 def test_health_names_a_worker_that_takes_no_orders(monkeypatch):
     monkeypatch.setattr("flexstream.health.ANSWER_S", 0.2)
 

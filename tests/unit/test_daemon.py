@@ -599,6 +599,17 @@ def test_a_problem_is_told_by_health_and_readiness() -> None:
     run(scenario)
 
 
+def test_health_that_cannot_be_told_is_a_problem_and_not_the_end_of_asking() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        good, engine.health = engine.health, lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        assert "ZeroDivisionError" in (await get(session, "/healthz", 503))["problem"]
+        assert "ZeroDivisionError" in (await get(session, "/readyz", 503))["reason"]
+        engine.health = good  # type: ignore[method-assign]
+        await get(session, "/healthz")
+
+    run(scenario)
+
+
 def test_a_daemon_whose_workers_wait_for_room_is_alive_but_not_ready() -> None:
     async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
         engine.not_ready = "results of query ysb cannot be written: the disk is full"

@@ -291,7 +291,7 @@ def test_drain_keeps_its_time_limit_while_feeders_are_blocked(small_outputs: Non
                 break
         time.sleep(2)  # the mailbox fills up
         threading.Thread(target=drain, daemon=True).start()
-        assert drained.wait(15), "drain(1) hangs"
+        assert drained.wait(60), "drain(1) hangs"
     finally:
         go.set()
         drained.wait(20)

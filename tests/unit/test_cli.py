@@ -22,6 +22,7 @@ from flexstream.errors import ResultLogError
 from flexstream.state.result_log import ResultLog
 from flexstream.testing.ysb import YSB_STREAM
 from tests.unit.fake_engine import ADS, VIEWS, FakeEngine
+from tests.waiting import WAIT_S
 
 
 class Running:
@@ -44,7 +45,7 @@ class Running:
         return daemon
 
     def _call(self, make: Callable[[], Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(WAIT_S)
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         """Standard output of the command; with a code other than 0 its standard error."""
@@ -60,7 +61,7 @@ class Running:
     def stop(self) -> None:
         self._call(self._daemon.stop)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(WAIT_S)
 
 
 @pytest.fixture
@@ -401,7 +402,7 @@ def test_importing_the_command_line_does_not_import_rich_or_pandas() -> None:
     unwanted = ("rich", "pandas", "pyarrow", "aiohttp")
     code = f"import flexstream.cli, sys; print([m for m in {unwanted} if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_S
     )
     assert done.stdout.strip() == "[]"
 

@@ -18,6 +18,7 @@ import pytest
 import flexstream as fs
 from flexstream.client_http import Client
 from flexstream.testing.ysb import YSB_QUERY, expected_views, generate
+from tests.waiting import WAIT_S
 
 ROWS = 60_000
 RATE = 2_000  # rows in a second of event time: 30 s, three windows and a little
@@ -29,7 +30,7 @@ class Served:
         assert child.stdout is not None
         self.child = child
         self.ready = json.loads(child.stdout.readline())
-        self.client = Client(self.ready["control"], timeout_s=30)
+        self.client = Client(self.ready["control"], timeout_s=WAIT_S)
 
     def send(self, rows: Any) -> None:
         with fs.Producer(self.ready["control"], stream="ads") as producer:
@@ -103,7 +104,7 @@ def test_results_streams_and_queries_survive_a_restart(project: Path, tmp_path: 
         assert served.views(rows=len(expected)) == expected
         next_offset = served.client.get("/v1/queries/ysb")["log"]["next_offset"]
         served.child.send_signal(how)
-        served.child.wait(30)
+        served.child.wait(WAIT_S)
         assert served.child.returncode == (0 if how == signal.SIGTERM else -how)
     with serve(project, tmp_path) as served:
         assert served.ready["queries"] == ["ysb"]
@@ -122,7 +123,7 @@ def test_rows_sent_again_after_a_kill_do_not_fire_their_window_again(project: Pa
         expected = expected_views(rows)
         assert served.views(rows=len(expected)) == expected
         served.child.kill()
-        served.child.wait(30)
+        served.child.wait(WAIT_S)
     with serve(project, tmp_path) as served:
         served.send(tail)
         assert served.views() == expected, "each result is there once"
@@ -138,7 +139,7 @@ def test_a_stop_names_the_windows_that_had_not_fired(project: Path, tmp_path: Pa
         producer.send(generate(ROWS, 20, 1, RATE))
         producer.flush(30)
         served.child.terminate()
-        out, _ = served.child.communicate(timeout=30)
+        out, _ = served.child.communicate(timeout=WAIT_S)
         stopped = json.loads(out.splitlines()[-1])
         assert served.child.returncode == 0
         assert stopped["drained"] is True
@@ -165,7 +166,7 @@ def test_a_taken_data_port_and_a_missing_core_are_one_line_and_a_hint(project: P
                 str(tmp_path / "b"),
             ]
             done = subprocess.run(
-                [*command, *options], cwd=project, capture_output=True, text=True, timeout=50, check=False
+                [*command, *options], cwd=project, capture_output=True, text=True, timeout=WAIT_S, check=False
             )
             assert done.returncode == 1
             assert words in done.stderr

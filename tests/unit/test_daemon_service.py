@@ -20,6 +20,7 @@ from flexstream.daemon.catalog import Catalog, DataDirLock
 from flexstream.daemon.service import describe_window
 from flexstream.errors import ConfigError
 from tests.unit.fake_engine import ADS, VIEWS
+from tests.waiting import WAIT_S
 
 # `flexstream serve` with everything real but the engine.
 CHILD = """
@@ -72,7 +73,7 @@ def ask(ready: Any, path: str, body: Any = None) -> Any:
     if body is not None:
         request.data = json.dumps(body).encode()
         request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=30) as reply:
+    with urllib.request.urlopen(request, timeout=WAIT_S) as reply:
         return json.load(reply)
 
 
@@ -81,7 +82,7 @@ def test_sigterm_drains_names_the_open_windows_and_exits_with_0(project: Path, t
         assert child.stdout is not None
         assert "flexstream is ready" in child.stdout.readline()
         child.send_signal(signal.SIGTERM)
-        out, err = child.communicate(timeout=30)
+        out, err = child.communicate(timeout=WAIT_S)
     assert child.returncode == 0, err
     assert "windows had not fired yet" in out
     assert "query ysb, groups 0, first end 0" in out
@@ -97,7 +98,7 @@ def test_it_stops_well_when_nobody_reads_its_output_any_more(project: Path, tmp_
         assert "flexstream is ready" in child.stdout.readline()
         child.stdout.close()
         child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=30) == 0
+        assert child.wait(timeout=WAIT_S) == 0
         said = child.stderr.read()
         child.stdout = None
     assert "event=output_closed" in said
@@ -109,7 +110,7 @@ def test_ctrl_c_stops_it_too_and_json_lines_say_so(project: Path, tmp_path: Path
         ready = ready_line(child)
         assert ready["event"] == "ready"
         child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=30)
+        out, err = child.communicate(timeout=WAIT_S)
     assert child.returncode == 0, err
     assert json.loads(out) == {"event": "stopped", "drained": True, "open_windows": []}
 
@@ -128,7 +129,7 @@ def test_a_second_daemon_on_the_directory_is_refused_with_the_pid_of_the_first(p
     with served(project, tmp_path, "--json") as first:
         ready_line(first)
         with served(project, tmp_path) as second:
-            _, err = second.communicate(timeout=30)
+            _, err = second.communicate(timeout=WAIT_S)
         assert second.returncode == 1
         assert f"another daemon (pid {first.pid}) uses data_dir {tmp_path}" in err
         assert "hint:" in err
@@ -138,14 +139,14 @@ def test_systemd_hears_ready_watchdog_and_stopping(project: Path, tmp_path: Path
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(path)
-        receiver.settimeout(30)
+        receiver.settimeout(WAIT_S)
         environ = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "400000"}
         with served(project, tmp_path / "data", **environ) as child:
             heard = [receiver.recv(1000).decode() for _ in range(3)]
             child.send_signal(signal.SIGTERM)
             while not heard[-1].startswith("STOPPING=1"):
                 heard.append(receiver.recv(1000).decode())
-            child.communicate(timeout=30)
+            child.communicate(timeout=WAIT_S)
     assert sum(message.startswith("READY=1") for message in heard) == 1
     assert "WATCHDOG=1" in heard
     assert child.returncode == 0
@@ -192,7 +193,7 @@ main(sys.argv[1:])
         env={**os.environ, "PYTHONPATH": str(project)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=WAIT_S,
         check=False,
     )
     assert "IMPORTED []" in done.stdout, done.stdout + done.stderr
@@ -201,7 +202,7 @@ main(sys.argv[1:])
 
 def test_bad_settings_and_a_taken_port_are_one_line_and_a_hint(project: Path, tmp_path: Path) -> None:
     with served(project, tmp_path, "--workers", "lots") as child:
-        _, err = child.communicate(timeout=30)
+        _, err = child.communicate(timeout=WAIT_S)
     assert child.returncode == 1
     assert err.startswith("flexstream: workers = 'lots' (from flag --workers)")
     assert "Traceback" not in err
@@ -209,7 +210,7 @@ def test_bad_settings_and_a_taken_port_are_one_line_and_a_hint(project: Path, tm
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with served(project, tmp_path, "--control", f"127.0.0.1:{taken.getsockname()[1]}") as child:
-            _, err = child.communicate(timeout=30)
+            _, err = child.communicate(timeout=WAIT_S)
     assert child.returncode == 1
     assert "cannot listen on" in err
     assert "Traceback" not in err
@@ -263,6 +264,6 @@ def test_draining_waits_for_a_slow_engine(project: Path, tmp_path: Path) -> None
         ready = ready_line(child)
         assert ask(ready, "/readyz")["ready"] is True
         child.terminate()
-        out, _ = child.communicate(timeout=30)
+        out, _ = child.communicate(timeout=WAIT_S)
     assert json.loads(out) == {"event": "stopped", "drained": True, "open_windows": ["w"]}
     assert child.returncode == 0

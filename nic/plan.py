@@ -183,7 +183,7 @@ class Applied:
 
     def undo(self) -> None:
         """Newest first. What could not be undone stays in the journal, and is raised."""
-        left, problems, dropped = undo(self._journal.changes, self._settings)
+        left, problems, dropped, _ = undo(self._journal.changes, self._settings)
         for line in dropped:
             log.warning("%s", line)
         self._latest = {change.where: change for change in left}
@@ -197,11 +197,12 @@ class Applied:
 
 
 class Outcome(NamedTuple):
-    """What is left to undo and why; and what needs no undoing any more, in words."""
+    """What is left to undo and why; what needs no undoing any more, in words; and what is as it was."""
 
     left: list[Change]
     problems: list[str]
     dropped: list[str]
+    undone: list[Change]
 
 
 def undo(changes: Sequence[Change], settings: Settings, device: str | None = None) -> Outcome:
@@ -213,6 +214,7 @@ def undo(changes: Sequence[Change], settings: Settings, device: str | None = Non
     left: list[Change] = []
     problems: list[str] = []
     dropped: list[str] = []
+    undone: list[Change] = []
     for change in _order_of_undoing(changes, settings):
         if device is not None and not settings.is_of(device, change.where):
             dropped.append(f"{change.where} is not {device}'s: left alone")
@@ -228,7 +230,10 @@ def undo(changes: Sequence[Change], settings: Settings, device: str | None = Non
         else:
             if stale is not None:
                 dropped.append(stale)
-    return Outcome([change for change in changes if change in left], problems, dropped)
+            else:
+                undone.append(change)
+    in_order = [[change for change in changes if change in found] for found in (left, undone)]
+    return Outcome(in_order[0], problems, dropped, in_order[1])
 
 
 def _order_of_undoing(changes: Sequence[Change], settings: Settings) -> list[Change]:
@@ -291,11 +296,9 @@ def undo_journal(journal: Journal, settings: Settings) -> Undone:
         journal.keep(())
         return Undone(journal.owner, (), (), (), stale)
     journal.rename(now.device)
-    before = tuple(journal.changes)
-    left, problems, dropped = undo(before, settings, now.device)
+    left, problems, dropped, done = undo(journal.changes, settings, now.device)
     journal.keep(left)
-    done = tuple(change for change in before if change not in left)
-    return Undone(journal.owner, done, tuple(left), tuple(problems), dropped=tuple(dropped))
+    return Undone(journal.owner, tuple(done), tuple(left), tuple(problems), dropped=tuple(dropped))
 
 
 def recover(device: str, settings: Settings, folder: Path | None = None) -> None:

@@ -248,7 +248,7 @@ def test_an_interrupt_that_is_not_the_device_s_is_left_alone(tmp_path: Path) -> 
     made.record(PIN)
     undone = undo_journal(made, Settings(tmp_path / "root"))
     assert affinity.read_text() == "3"
-    assert (undone.left, undone.dropped) == ((), ("irq 25 cpus is not lo's: left alone",))
+    assert (undone.left, undone.undone, undone.dropped) == ((), (), ("irq 25 cpus is not lo's: left alone",))
 
 
 def test_what_somebody_else_may_write_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

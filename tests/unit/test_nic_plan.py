@@ -230,7 +230,8 @@ def test_what_cannot_be_undone_stays_and_is_told(root: Path) -> None:
     old = ",".join(["0", "0"] * 64)
     changes = [Change("irq 25 cpus", "2", "1"), Change("eth0 table", old, ",".join(["3"] * 128))]
     device.refuse = {0x47: 16, 0x39: 16}
-    left, problems, _ = undo(changes, settings)
+    left, problems, _, undone = undo(changes, settings)
+    assert undone == [changes[0]]
     assert left == [changes[1]]
     assert "EBUSY" in problems[0]
     assert (root / "proc/irq/25/smp_affinity_list").read_text() == "2"
@@ -238,8 +239,8 @@ def test_what_cannot_be_undone_stays_and_is_told(root: Path) -> None:
 
 def test_what_is_gone_needs_no_undoing(root: Path) -> None:
     settings = settings_of(PlayedDevice(name="other"), root)
-    left, problems, dropped = undo([Change("irq 99 cpus", "0", "1"), Change("eth0 key", "00", "01")], settings)
-    assert (left, problems) == ([], [])
+    left, problems, dropped, undone = undo([Change("irq 99 cpus", "0", "1"), Change("eth0 key", "00", "01")], settings)
+    assert (left, problems, undone) == ([], [], [])
     assert dropped == ["eth0 key is gone: nothing to put back", "irq 99 cpus is gone: nothing to put back"]
 
 
@@ -250,7 +251,7 @@ def test_channels_that_were_made_fewer_come_back_with_their_table(root: Path) ->
     settings = settings_of(device, root)
     changes = [Change("eth0 channels combined", "4", "2"), Change("eth0 table", ",".join(["3", "1"] * 64), "0,1")]
     EthtoolIoctl("eth0", device.ioctl).set_channels(combined=2)
-    assert undo(changes, settings) == ([], [], [])
+    assert undo(changes, settings) == ([], [], [], changes)
     assert (device.queues, device.table) == (4, [3, 1] * 64)
 
 
@@ -272,8 +273,8 @@ def test_what_the_device_can_no_longer_hold_is_dropped_and_said(root: Path, chan
     (root / "sys/devices/system/cpu/online").write_text("0-3\n")
     EthtoolIoctl("eth0", device.ioctl).set_channels(combined=2)
     device.table = [1] * 128  # ours
-    left, problems, [dropped] = undo([change], settings_of(device, root), "eth0")
-    assert (left, problems) == ([], [])
+    left, problems, [dropped], undone = undo([change], settings_of(device, root), "eth0")
+    assert (left, problems, undone) == ([], [], []), "what is dropped is not called undone"
     assert said in dropped
     assert device.table == ([0, 1] * 64 if change.where == "eth0 table" else [1] * 128)
 

@@ -49,12 +49,20 @@ class ControlPort:
     def __init__(self, engine: Host, call: Callable[[Callable[[], None]], bool]) -> None:
         self._engine = engine
         self._call = call
+        self._waiting = 0
         self._paces: WeakValueDictionary[str, Pace] = WeakValueDictionary()  # by peer, while it is connected
 
     async def room(self, orders: int = ROOM_FOR_ALL) -> None:
-        """Until every worker's mailbox takes so many orders. The others of this loop go on meanwhile."""
+        """Until every worker's mailbox takes so many orders. The others of this loop go on meanwhile.
+
+        The more wait, the less often each looks: together they never take the loop.
+        """
         while any(worker.mailbox_room < orders and not worker.ended for worker in self._engine.workers):
-            await asyncio.sleep(LOOK_S)
+            self._waiting += 1
+            try:
+                await asyncio.sleep(LOOK_S * (1 + self._waiting // 16))
+            finally:
+                self._waiting -= 1
 
     async def serve(self, sock: socket.socket, peer: Address, port: StreamPort, said: dict[str, Any]) -> None:
         most, lanes_open = hello.lanes(said)

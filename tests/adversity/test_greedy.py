@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 import flexstream as fs
-from flexstream.wire import ErrorCode, FrameType, frame
+from flexstream.wire import RETRYABLE, ErrorCode, FrameType, frame
 from tests.adversity.rig import (
     GROUPS,
     STREAM,
@@ -192,19 +192,39 @@ def test_health_waits_for_nobody_who_changes_streams_and_queries():
         assert found == [{"state": "running", "problem": None, "not_ready": None}]
 
 
+class Worker:
+    """As the real one, but for what a test makes of it."""
+
+    def __init__(self, worker):
+        self._worker = worker
+
+    def __getattr__(self, name):
+        return getattr(self._worker, name)
+
+
+class Stuck(Worker):
+    def knock(self):
+        return self._worker.knock() + 1
+
+
+class Full(Worker):
+    mailbox_room = 0
+
+
+def test_a_hello_that_finds_no_room_in_a_mailbox_is_refused_in_time_and_may_try_again():
+    with serving(hello_timeout_s=0.3) as engine, RawClient(engine) as client:
+        good = engine.workers[0]
+        engine.workers[0] = Full(good)
+        sock = client.connect()
+        sock.sendall(client.hello())
+        assert "no orders" in expect_error(sock, ErrorCode.TOO_MANY_PENDING)["message"]
+        assert ErrorCode.TOO_MANY_PENDING in RETRYABLE
+        engine.workers[0] = good
+        client.open()
+
+
 def test_health_names_a_worker_that_takes_no_orders(monkeypatch):
     monkeypatch.setattr("flexstream.health.ANSWER_S", 0.2)
-
-    class Stuck:
-        def __init__(self, worker):
-            self._worker = worker
-
-        def __getattr__(self, name):
-            return getattr(self._worker, name)
-
-        def knock(self):
-            return self._worker.knock() + 1
-
     with serving(workers=2) as engine:
         engine.workers[1] = Stuck(engine.workers[1])
         assert engine.health()["problem"] == "worker 1 has taken no order for 0.2 s"

@@ -65,7 +65,7 @@ class Acceptor:
         self._control = ControlPort(engine, self._call)
         self._slowing = Slowing()
         self._session_of: dict[int, Session] = {}  # descriptor -> session, while a worker has it
-        self._closing = threading.Lock()
+        self._descriptors = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners = [_listen(host, port)]
         self._per_worker = False  # whether each listener is a worker's
@@ -317,13 +317,14 @@ class Acceptor:
             raise
 
     def _count_connection(self, fd: int, session: Session, group: int) -> None:
-        self._session_of[fd] = session
+        with self._descriptors:
+            self._session_of[fd] = session
         session.connections += 1
         session.groups[group] += 1
 
     def _uncount_connection(self, fd: int, group: int) -> Session:
         """Of the session that it came with: by now another may have the slot."""
-        with self._closing:  # who finds it there may use the descriptor: it is closed after this
+        with self._descriptors:  # who finds it there may use the descriptor: it is closed after this
             session = self._session_of.pop(fd)
         session.connections -= 1
         session.groups[group] -= 1
@@ -333,7 +334,7 @@ class Acceptor:
         """By order of an operator: its connections are closed, and its epoch is not taken again."""
         control = port.sessions.remove(session)
         family = session.family()
-        with self._closing:
+        with self._descriptors:
             for fd in [fd for fd, of in self._session_of.items() if of in family]:
                 with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
                     sock.shutdown(socket.SHUT_RDWR)  # the worker sees its end, and gives it back

@@ -128,7 +128,7 @@ def test_a_session_that_holds_the_stream_can_be_ended() -> None:
                 "stream": "s", "producer": "holds", "kind": "network", "ended": True,
             }  # fmt: skip
             wait_until(lambda: query_status(engine)["windows_fired"] == 1, "the window")
-            assert [s["producer"] for s in engine.sessions("s")] == ["good"]
+            wait_until(lambda: [s["producer"] for s in engine.sessions("s")] == ["good"], "its end")
             # Then: it is told, its connections end, and it does not come back as it was.
             header, _ = read_frame(control)
             assert header.type is FrameType.ERROR

@@ -76,7 +76,7 @@ def test_a_watermark_of_a_far_time_counts_as_the_clocks() -> None:
         before = now_ms()
         control.sendall(frame(FrameType.WATERMARK, value=2**63 - 1, payload=bitmap()))
         said = wait_until(lambda: engine.status()["streams"]["s"]["watermark"]["min"], "the watermark")
-        assert before - 2_000 <= said <= now_ms()
+        assert before - 600_000 <= said <= now_ms()
         assert engine.status()["streams"]["s"]["watermarks_capped"] >= 1
         group = int(stream().group_of(rows_at(0), GROUPS)[0])
         sock = client.open(group)

@@ -158,10 +158,11 @@ def test_a_session_that_has_ended_is_forgotten_after_a_time_and_begins_at_row_0(
 
 
 def test_data_connections_go_on_without_their_control_connection_until_the_session_is_forgotten() -> None:
-    with serving(session_timeout_s=0.4) as engine, RawClient(engine) as client:
+    with serving(session_timeout_s=2) as engine, RawClient(engine) as client:
         control, sock = client.open(), client.open(G)
         control.close()
-        wait_until(lambda: engine.status()["streams"]["s"]["sessions"][0]["state"] == "broken", "the loss")
+        sessions = engine.running()[0][0].sessions
+        wait_until(lambda: sessions.find(client.fields["producer"]).broken_at, "the loss")
         sock.sendall(data_frame(G, ROWS))
         assert read_frame(sock)[0].sequence == 20
         expect_error(sock, ErrorCode.NO_SESSION)

@@ -78,7 +78,7 @@ class Query:
         """Keep the rows for which `predicate` is true."""
         self._before_window("filter")
         self._bind_filter(predicate, self.columns)
-        return replace(self, steps=(*self.steps, Filter(predicate)))
+        return self._then(Filter(predicate))
 
     def map(self, /, **columns: Any) -> Query:
         """Add columns, or replace them. All are computed from the row as it was before this step."""
@@ -93,7 +93,7 @@ class Query:
                 f"a query has at most {MAX_COLUMNS} columns", code="too_large", hint="project() first"
             )
         self._check_map(trees)
-        return replace(self, steps=(*self.steps, Map(trees)))
+        return self._then(Map(trees))
 
     def project(self, *names: str) -> Query:
         """Keep only these columns for the steps that follow. Key and time stay in any case."""
@@ -103,7 +103,12 @@ class Query:
         for name in names:
             if not isinstance(name, str) or name not in self.columns:
                 raise self._unknown(name)
-        return replace(self, steps=(*self.steps, Project(tuple(dict.fromkeys(names)))))
+        return self._then(Project(tuple(dict.fromkeys(names))))
+
+    def _then(self, step: Step) -> Query:
+        longer = replace(self, steps=(*self.steps, step))
+        longer.__dict__["columns"] = self._after(step, self.columns)  # known: not from the first step on again
+        return longer
 
     def window(self, spec: WindowSpec, *, allowed_lateness: Duration = "0s") -> Query:
         """Collect rows by event time. Rows that come after their window fired, but no later than
@@ -178,14 +183,15 @@ class Query:
         """The columns after the steps so far: name -> type, as in a schema."""
         columns = self.stream.schema.to_dict()
         for step in self.steps:
-            if isinstance(step, Map):
-                columns = {
-                    **columns,
-                    **{name: _column_type(tree, columns) for name, tree in step.columns.items()},
-                }
-            elif isinstance(step, Project):
-                kept = {*step.names, *self.stream.key, self.stream.time}
-                columns = {name: kind for name, kind in columns.items() if name in kept}
+            columns = self._after(step, columns)
+        return columns
+
+    def _after(self, step: Step, columns: dict[str, str]) -> dict[str, str]:
+        if isinstance(step, Map):
+            return {**columns, **{name: _column_type(tree, columns) for name, tree in step.columns.items()}}
+        if isinstance(step, Project):
+            kept = {*step.names, *self.stream.key, self.stream.time}
+            return {name: kind for name, kind in columns.items() if name in kept}
         return columns
 
     def _before_window(self, step: str) -> None:
@@ -301,8 +307,8 @@ class Query:
 
     def _bound_steps(self) -> tuple[BoundFilter | BoundMap | Project, ...]:
         bound: list[BoundFilter | BoundMap | Project] = []
-        for i, step in enumerate(self.steps):
-            columns = replace(self, steps=self.steps[:i], window_spec=None, aggregates={}).columns
+        columns = self.stream.schema.to_dict()
+        for step in self.steps:
             if isinstance(step, Filter):
                 bound.append(BoundFilter(self._bind_filter(step.expr, columns)))
             elif isinstance(step, Map):
@@ -311,6 +317,7 @@ class Query:
                 )
             else:
                 bound.append(step)
+            columns = self._after(step, columns)
         return tuple(bound)
 
     def _result_fields(self, aggregates: tuple[BoundAggregate, ...]) -> list[tuple[str, str]]:

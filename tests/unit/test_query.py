@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections import Counter
 
 import pyarrow as pa
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 import flexstream as fs
 from flexstream import FlexStreamError, QueryError, Stream, col
+from flexstream import query as query_module
 from flexstream.query import BoundFilter, BoundMap, Project
 
 SHOP = Stream(
@@ -310,3 +312,22 @@ def test_a_long_list_of_alternatives_works():
         membership = membership | (col("n") == value)
     query = SHOP.query("q").filter(membership)
     assert fs.Query.from_json(query.to_json()) == query
+
+
+def test_each_step_of_a_plan_is_typed_a_few_times_and_not_once_per_step_after_it(monkeypatch):
+    typed = Counter()
+    real = query_module._column_type
+
+    def count(tree, columns):
+        typed[repr(tree)] += 1
+        return real(tree, columns)
+
+    monkeypatch.setattr(query_module, "_column_type", count)
+    query = SHOP.query("q")
+    for number in range(100):
+        query = query.map(**{f"y{number}": col("n") + number})
+    query = query.filter(col("y99") > 0).window(fs.tumbling("1s")).agg(n=fs.count())
+    read = fs.Query.from_json(query.to_json())
+    read.bound()
+    assert read.columns == query.columns
+    assert max(typed.values()) < 20

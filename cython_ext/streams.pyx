@@ -171,6 +171,19 @@ cdef class StreamHandle:
                 least = min(least, watermark)
         return None if least == INT64_MIN else least
 
+    def session_reached(self, int slot):
+        """The largest watermark that the session has sent in one of this worker's groups; None: none yet."""
+        cdef uint32_t g
+        cdef int64_t most = INT64_MIN
+        cdef int64_t watermark
+        for g in range(self.state.groups):
+            if fs_load_relaxed(&self.state.owned[g]):
+                watermark = <int64_t> fs_load_relaxed(
+                    <uint64_t *> &self.state.session_watermark[<size_t> g * self.state.max_sessions + slot])
+                if watermark != INT64_MAX:
+                    most = max(most, watermark)
+        return None if most == INT64_MIN else most
+
     def seen_ns(self, int slot):
         return fs_load_relaxed(&self.state.seen_ns[slot])
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from flexstream import durations, query_logs
 from flexstream.acceptor import Acceptor
 from flexstream.collector import Collector, Feed
+from flexstream.cut import Cut
 from flexstream.cython_ext.allocator import Allocator
 from flexstream.cython_ext.codegen import generate
 from flexstream.cython_ext.lowering import lower
@@ -123,6 +124,7 @@ class Engine(Orders):
         self._queries: dict[str, RunningQuery] = {}
         self._by_number: dict[int, RunningQuery] = {}
         self._next_number = 1
+        self.before_rows: Callable[[str], object] = lambda stream: None  # called before a producer may send
         self.started_at = time.monotonic()
         self._acceptor: Acceptor | None = None
         self.lanes = LaneBook(lambda: list(self._by_index), self.placement, self._ordered_queries)
@@ -210,13 +212,18 @@ class Engine(Orders):
                 index, self.workers, self.groups, self._max_sessions, self._expected_producers,
                 begin_anew=lambda: self._close_fired_windows(index),
             )  # fmt: skip
+            sessions.before_rows = lambda: self.before_rows(stream.name)
             running = RunningStream(stream, index, handles, sessions, max_future_ns=future_ns)
             self._wait_for_sessions(running)
             self._by_index.append(running)
             self._streams[stream.name] = running
 
-    def submit(self, query: Query) -> None:
-        """Start a query; it sees the rows that come from now on. Its stream is added if it is not known yet."""
+    def submit(self, query: Query, *, lost_until: int | None = None, after_crash: bool = False) -> None:
+        """Start a query; it sees the rows that come from now on. Its stream is added if it is not known yet.
+
+        For one that comes back after a restart: windows that began before `lost_until`, or after a crash before what
+        producers have reached when the first window fires, may lack rows, and their results say so (`complete`).
+        """
         bound = optimise(query.bound())
         lowered = lower(bound)
         with self.mover.without_splits(), self._lock:
@@ -239,6 +246,7 @@ class Engine(Orders):
             ends = query_logs.fired_before(log, bound, self.groups, self.staging.needed_from(query.name))
             for state in states:
                 state.restore(ends)
+            rows.cut = Cut(query.name, lost_until, stream.reached if after_crash else None)
             running = RunningQuery(
                 query, number, stream, states, Feed(query.name, rows, log), Feed(query.name, late_rows, late_log),
                 log, late_log,

@@ -183,6 +183,7 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
         **totals,
         "nan_results": running.results.rows.nan_results,
         "output_bytes": sum(state.output_bytes for state in running.states),
+        "incomplete_results": running.results.rows.cut.results,
         "rejected": dict(rejected),
         "ledger": query_ledger(accepted, totals, rejected.total()),
         "log": {

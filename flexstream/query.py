@@ -329,6 +329,7 @@ class Query:
             *((aggregate.name, aggregate.result_type) for aggregate in aggregates),
             ("group", "int32"),
             ("revision", "int32"),
+            ("complete", "bool"),
         ]
 
     def result_schema(self) -> pa.Schema:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flexstream.cut import Cut
 from flexstream.cython_ext.partial import null_bits
 from flexstream.query import BoundQuery
 from flexstream.schema import Schema
@@ -28,6 +29,7 @@ class ResultRows:
         reals = {a.name for a in bound.aggregates if _is_real(a.fn, a.arg)}
         self._nullable = {a.name for a in bound.aggregates if a.fn == "stddev"}
         self._reals = sorted(reals)
+        self.cut = Cut(bound.query.name)
         self.nan_results = 0  # rows of batches made so far that have an aggregate that is NaN
         self.dtype = np.dtype(
             [
@@ -43,7 +45,9 @@ class ResultRows:
     def batch(self, rows: bytes) -> pa.RecordBatch:
         table = np.frombuffer(rows, self.dtype)
         self._count_nan(table)
-        columns = [self._column(table, field) for field in self.schema]
+        columns = [self._column(table, field) for field in self.schema if field.name != "complete"]
+        complete = self.cut.complete(table["window_start"], table["window_end"])
+        columns.append(_to_arrow(complete, pa.bool_()))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _count_nan(self, table: np.ndarray[Any, Any]) -> None:

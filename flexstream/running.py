@@ -27,6 +27,13 @@ class RunningStream:
     max_future_ns: int | None = None
     fed_until: int | None = None  # largest event time fed so far
 
+    def reached(self) -> int | None:
+        """The largest event time that a producer which is still there has promised to be past, and its disorder."""
+        slots = [one.slot for session in self.sessions.all() for one in session.family()]
+        marks = [handle.session_reached(slot) for handle in self.handles for slot in slots]
+        known = [mark for mark in marks if mark is not None]
+        return max(known) + self.stream.max_disorder if known else None
+
     @property
     def port(self) -> StreamPort:
         return StreamPort(self.stream, self.index, self.sessions, self.handles, self.max_future_ns)

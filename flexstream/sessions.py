@@ -95,6 +95,7 @@ class StreamSessions:
         self._groups = groups
         self._max = max_sessions
         self._begin_anew = begin_anew
+        self.before_rows: Callable[[], object] = lambda: None  # called before a session that commits nothing registers
         self._lock = threading.RLock()
         self._by_name: dict[tuple[str, str], Session] = {}
         self._by_slot: dict[int, Session] = {}
@@ -243,6 +244,8 @@ class StreamSessions:
             )
         if all(session.state == "ended" for session in self._by_slot.values()):
             self._begin_anew()
+        if kind != SINK:
+            self.before_rows()
         session = Session(producer, epoch, slot, peer, kind)
         self._by_name[session.name] = session
         self._by_slot[slot] = session
@@ -285,6 +288,12 @@ class StreamSessions:
     def at(self, slot: int) -> Session | None:
         with self._lock:
             return self._by_slot.get(slot)
+
+    def while_empty(self, call: Callable[[], object]) -> None:
+        """Call it if all sessions have ended; none registers meanwhile."""
+        with self._lock:
+            if not self.all():
+                call()
 
     def all(self) -> list[Session]:
         """The sessions that have not ended."""

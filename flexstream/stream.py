@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_KEY_FIELDS = 16
 MAX_GROUPS = 65_535
-RESULT_NAMES = ("window_start", "window_end", "group", "revision")
+RESULT_NAMES = ("window_start", "window_end", "group", "revision", "complete")
 LATE_NAME = "watermark"
 OFF = "off"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", re.ASCII)

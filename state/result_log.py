@@ -114,10 +114,12 @@ class ResultLog:
 
     def _begin(self, plan: str | None) -> None:
         """Go on with the newest generation if it is of this plan, else begin one."""
-        generation, known = self._segments[-1].life
+        generation, known = life = self._segments[-1].life
         if plan is not None and known != plan:
             other = known is not None and self.generation_offset < self._segments[-1].next_offset
             self._turn(Life(generation + other, plan))
+        elif not self._segments[-1].is_current:
+            self._turn(life)
 
     def end_generation(self) -> None:
         """What comes next under this name is another query, whatever its plan. For a cancelled one.

@@ -28,6 +28,7 @@ from flexstream.errors import ResultLogError
 
 FORMAT_VERSION = "1"
 SUFFIX = ".arrow"
+ADDED = {"complete": True}  # columns at the end that logs of earlier versions lack, and what they read as there
 _VERSION_KEY = b"flexstream.format"
 _FIRST_KEY = b"flexstream.first_offset"
 _PLAN_KEY = b"flexstream.plan"
@@ -91,7 +92,8 @@ class Segment:
         self.rows = 0
         self.size_bytes = 0
         self.last_append_s = 0.0
-        self._schema = header(schema, first_offset, life)
+        self._schema = header(schema, first_offset, life)  # as in the file
+        self._wanted = plain(schema)
         self._fd = -1
         self._indexed = True
         self._indexing = threading.Lock()
@@ -101,6 +103,11 @@ class Segment:
     @property
     def next_offset(self) -> int:
         return self.first_offset + self.rows
+
+    @property
+    def is_current(self) -> bool:
+        """Whether batches of the log's columns can be appended to it."""
+        return self._schema.equals(self._wanted, check_metadata=False)
 
     @classmethod
     def create(cls, directory: Path, schema: pa.Schema, first_offset: int, now_s: float, life: Life) -> Segment:
@@ -158,7 +165,7 @@ class Segment:
     def begin(self, life: Life) -> None:
         """Of another life from here on. Only while it has no rows; an error leaves it as it was."""
         before = self.life, self._schema
-        self.life, self._schema = life, header(self._schema, self.first_offset, life)
+        self.life, self._schema = life, header(self._wanted, self.first_offset, life)
         try:
             self._write_header()
             os.ftruncate(self._fd, self.size_bytes)
@@ -188,9 +195,9 @@ class Segment:
                 code="log_format",
                 hint="read it with the version that wrote it, or move the directory away",
             )
-        if not found.equals(self._schema, check_metadata=False):
+        if not fits(found, self._wanted):
             raise ResultLogError(
-                f"{self.path} has columns [{_columns(found)}], the query now [{_columns(self._schema)}]",
+                f"{self.path} has columns [{_columns(found)}], the query now [{_columns(self._wanted)}]",
                 code="log_schema",
                 hint="give the changed query another name: a log has one set of columns, and its offsets stay; "
                 f"or stop, and move {self.path.parent} away",
@@ -257,7 +264,7 @@ class Segment:
         finally:
             os.close(fd)
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
-        return of_generation(batch, self.life).slice(offset - self._starts[index])
+        return of_generation(with_added(batch, self._wanted), self.life).slice(offset - self._starts[index])
 
     def _index(self) -> None:
         with self._indexing:
@@ -310,6 +317,10 @@ class MemorySegment:
         self.last_append_s = now_s
         self.rows += batch.num_rows
 
+    @property
+    def is_current(self) -> bool:
+        return True
+
     def begin(self, life: Life) -> None:
         self.life = life
 
@@ -325,6 +336,25 @@ class MemorySegment:
     def close(self) -> None: ...
 
     def remove(self) -> None: ...
+
+
+def fits(found: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether a file's columns are the wanted ones, or were before some were added."""
+    older = pa.schema([field for field in wanted if field.name not in ADDED])
+    return found.equals(wanted, check_metadata=False) or found.equals(older, check_metadata=False)
+
+
+def with_added(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
+    """The batch of an older file with the columns that it lacks."""
+    if batch.num_columns == len(wanted):
+        return batch
+    added = [_repeated(ADDED[field.name], batch.num_rows) for field in wanted if field.name not in batch.schema.names]
+    return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=wanted)
+
+
+def _repeated(value: bool, n: int) -> pa.Array:
+    bits = (b"\xff" if value else b"\0") * (n // 8 + 1)
+    return pa.Array.from_buffers(pa.bool_(), n, [None, pa.py_buffer(bits)])
 
 
 def of_generation(batch: pa.RecordBatch, life: Life) -> pa.RecordBatch:

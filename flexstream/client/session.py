@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from flexstream import durations
 from flexstream.client.discovery import Address, find_data_port
 from flexstream.client.further_lanes import LaneKeeper
@@ -276,10 +278,14 @@ class Session:
         windows had not fired yet, and which these are only the server could have told."""
         total = sum(rows.values())
         self.rows_lost_at_most += total
+        promised = self.sender.stats()["watermark"]
+        reached = None if promised is None else promised + self.stream.max_disorder
+        until = "now" if reached is None else str(np.array([reached]).view(f"M8[{self.stream.time_unit}]")[0])
         log.error(
             "%s restarted and has forgotten this session: of %d rows in %d groups that it had acknowledged, those are "
-            "lost whose windows had not fired; send them again if you have them",
-            self.data, total, len(rows),
+            "lost whose windows had not fired; send them again if you have them. Of windows that began before %s, "
+            "results that come now may be incomplete",
+            self.data, total, len(rows), until,
         )  # fmt: skip
 
     def _judge(self, errors: list[Exception]) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,24 @@ class DataDirLock:
                 code="data_dir_locked",
                 hint=f"stop it (kill {owner}), or give this one its own --data-dir and ports",
             ) from error
+        self.crashed = os.fstat(self._fd).st_size > 0  # the daemon before this one left its pid
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
-    def release(self) -> None:
+    def release(self, *, clean: bool = True) -> None:
+        """Let go. Not clean: the next daemon is to know that open windows were lost."""
         if self._fd >= 0:
-            os.ftruncate(self._fd, 0)
+            if clean:
+                os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = -1
 
 
 class Catalog:
-    """`catalog.json`, written whole and atomically: beside, fsynced, renamed.
+    """`catalog.json`, written whole and atomically: beside, fsynced, renamed. Thread-safe.
 
-    Assumes: the caller holds the DataDirLock and calls from one thread at a time.
+    `live` and `cut`: see continuity.py; `live` None: the file is of a version that did not note it.
+    Assumes: the caller holds the DataDirLock.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -65,6 +70,10 @@ class Catalog:
         self.streams: dict[str, Stream] = {}
         self.queries: dict[str, Query] = {}
         self.sessions: Sessions = {}  # (producer, epoch) of those that were there
+        self.live: set[str] | None = set()
+        self.cut: dict[str, int] = {}
+        self.knows_cuts = True
+        self._writing = threading.RLock()
         try:
             body = json.loads(self.path.read_bytes())
         except FileNotFoundError:
@@ -87,6 +96,9 @@ class Catalog:
                 self.queries[query.name] = query
             for name, known in body.get("sessions", {}).items():
                 self.sessions[name] = [(str(one["producer"]), int(one["epoch"])) for one in known]
+            self.knows_cuts = "cut" in body
+            self.live = set(map(str, body["live"])) if "live" in body else None
+            self.cut = {str(name): int(until) for name, until in body.get("cut", {}).items()}
         except (FlexStreamError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._bad(str(error)) from error
 
@@ -111,16 +123,33 @@ class Catalog:
         self, streams: dict[str, Stream], queries: dict[str, Query], sessions: Sessions | None = None
     ) -> None:
         """Replace the catalog. On an error (ConfigError `catalog_io`) the file is the old one, whole."""
-        body = {
-            "version": CATALOG_VERSION,
-            "groups": self.groups,
-            "streams": [stream.to_dict() for stream in streams.values()],
-            "queries": [json.loads(query.to_json()) for query in queries.values()],
-            "sessions": {
-                name: [{"producer": producer, "epoch": epoch} for producer, epoch in known]
-                for name, known in (sessions or {}).items()
-            },
-        }
+        with self._writing:
+            before = self.streams, self.queries, self.sessions
+            self.streams, self.queries, self.sessions = dict(streams), dict(queries), dict(sessions or {})
+            try:
+                self.write()
+            except ConfigError:
+                self.streams, self.queries, self.sessions = before
+                raise
+
+    def write(self, *, durable: bool = True) -> None:
+        """The file anew, as all of this says. Not durable: it survives the process, a power cut perhaps not."""
+        with self._writing:
+            body = {
+                "version": CATALOG_VERSION,
+                "groups": self.groups,
+                "streams": [stream.to_dict() for stream in self.streams.values()],
+                "queries": [json.loads(query.to_json()) for query in self.queries.values()],
+                "sessions": {
+                    name: [{"producer": producer, "epoch": epoch} for producer, epoch in known]
+                    for name, known in self.sessions.items()
+                },
+                "live": sorted(self.live or ()),
+                "cut": {name: until for name, until in self.cut.items() if name in self.queries},
+            }
+            self._replace(body, durable)
+
+    def _replace(self, body: dict[str, Any], durable: bool) -> None:
         temporary = None
         try:
             fd, temporary = tempfile.mkstemp(prefix=".catalog-", dir=self.path.parent)
@@ -128,9 +157,11 @@ class Catalog:
                 json.dump(body, stream, indent=1)
                 stream.write("\n")
                 stream.flush()
-                os.fsync(stream.fileno())
+                if durable:
+                    os.fsync(stream.fileno())
             os.replace(temporary, self.path)
-            sync_directory(self.path.parent)
+            if durable:
+                sync_directory(self.path.parent)
         except OSError as error:
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)
@@ -139,4 +170,3 @@ class Catalog:
                 code="catalog_io",
                 hint="free some space or mend the directory, then send the request again",
             ) from error
-        self.streams, self.queries, self.sessions = dict(streams), dict(queries), dict(sessions or {})

@@ -33,6 +33,12 @@ _QUERY = (
     ("late", "flexstream_query_late_rows_total", "counter", "Rows too late for their window"),
     ("windows_fired", "flexstream_query_windows_fired_total", "counter", "Windows fired, counted per group"),
     ("results", "flexstream_query_results_total", "counter", "Result rows"),
+    (
+        "incomplete_results",
+        "flexstream_query_incomplete_results_total",
+        "counter",
+        "Result rows of windows that may lack rows lost by a stop or a crash",
+    ),
     ("nan_results", "flexstream_query_nan_results_total", "counter", "Result rows with an aggregate that is NaN"),
     ("output_bytes", "flexstream_query_output_bytes", "gauge", "Memory for results on their way to the log"),
     ("open_windows", "flexstream_query_open_windows", "gauge", "Windows that have not fired yet"),

@@ -21,6 +21,7 @@ from flexstream.config import join_address
 from flexstream.daemon import problems
 from flexstream.daemon.access import Access, add_headers
 from flexstream.daemon.catalog import Catalog
+from flexstream.daemon.continuity import Continuity
 from flexstream.daemon.engine_api import EngineAPI
 from flexstream.daemon.http_port import IDLE_S, HttpPort
 from flexstream.daemon.notify import notify, watchdog_interval_s
@@ -37,6 +38,7 @@ log = logging.getLogger("flexstream.daemon")
 SESSIONS_EVERY_S = 0.5  # at most so often the catalog is written because producers came or went
 SESSION_SETTLED_S = 2.0  # and not for those that are gone at once
 RETENTION_EVERY_S = 30.0
+IDLE_EVERY_S = 2.0  # how soon a stream without producers and open windows is known to have nothing to lose
 HEALTH_TIMEOUT_S = 12.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,6 +57,7 @@ class Daemon:
         control: tuple[str, int] = ("127.0.0.1", 0),
         token: str | None = None,
         catalog: Catalog | None = None,
+        crashed: bool = False,
         drain_timeout_s: float = 30.0,
         max_body_bytes: int = 1 << 20,
         suppressed: Callable[[], int] = lambda: 0,
@@ -68,6 +71,8 @@ class Daemon:
         self._control = control
         self.access = Access(token)
         self._catalog = catalog
+        self._continuity = Continuity(catalog, engine, crashed) if catalog is not None else None
+        self.clean = False  # True when the next start knows all about the windows that were open
         self._drain_timeout_s = drain_timeout_s
         self._suppressed = suppressed
         self._requests: Counter[tuple[str, str, int]] = Counter()
@@ -182,8 +187,10 @@ class Daemon:
                 log.warning("catalog_failed", extra={"fields": {"error": error.message}})
 
     def _restore(self) -> None:
-        if self._catalog is None:
+        continuity = self._continuity
+        if self._catalog is None or continuity is None:
             return
+        self.engine.before_rows = continuity.rows_come
         for name, stream in self._catalog.streams.items():
             if name not in self.engine.streams:
                 self.engine.expect_sessions(name, self._catalog.sessions.get(name, ()))
@@ -194,7 +201,8 @@ class Daemon:
             notify("STATUS=applying committed batches again", "EXTEND_TIMEOUT_USEC=60000000")
             for name in names:
                 if name in left:
-                    self._bring_back(f"query {name}", partial(self.engine.submit, left.pop(name)))
+                    query = left.pop(name)
+                    self._bring_back(f"query {name}", partial(self.engine.submit, query, **continuity.arguments(query)))
 
         staging = getattr(self.engine, "staging", None)
         if staging is not None:
@@ -281,7 +289,8 @@ class Daemon:
             raise
         self.control_address = self.port.address
         self.not_ready = None
-        self._tasks = [asyncio.create_task(task()) for task in (self._watchdog, self._trim, self._keep_sessions)]
+        tasks = (self._watchdog, self._trim, self._keep_sessions, self._note_idle)
+        self._tasks = [asyncio.create_task(task()) for task in tasks]
 
     async def stop(self) -> list[Any]:
         """Stop accepting, work off what was received, flush, close; returns the windows still open."""
@@ -298,6 +307,7 @@ class Daemon:
             began = time.monotonic()
             open_windows = await asyncio.to_thread(self.engine.drain, self._drain_timeout_s)
             self.drained = time.monotonic() - began < self._drain_timeout_s
+            self.clean = await asyncio.to_thread(self._note_stop, list(open_windows or []))
             self.readers.stopping.set()
         for task in self._tasks:
             task.cancel()
@@ -311,6 +321,15 @@ class Daemon:
         await asyncio.to_thread(self.engine.close)
         self.threads.stop()
         return list(open_windows or [])
+
+    def _note_stop(self, windows: list[Any]) -> bool:
+        if not self.drained:
+            return False
+        try:
+            return self._continuity is None or self._continuity.stopped(windows)
+        except ConfigError as error:
+            log.error("open_windows_not_noted", extra={"fields": {"error": error.message}})
+            return False
 
     async def run(self, on_ready: Callable[[Daemon], None], on_stopped: Callable[[list[Any]], None]) -> None:
         """Start, live until SIGTERM or SIGINT, stop. A second signal while draining kills as usual."""
@@ -340,6 +359,12 @@ class Daemon:
                 else:
                     log.error("not_healthy", extra={"fields": {"problem": health["problem"]}})
             await asyncio.sleep(interval_s / 2)
+
+    async def _note_idle(self) -> None:
+        while self._continuity is not None:
+            await asyncio.sleep(IDLE_EVERY_S)
+            with suppress(FlexStreamError):
+                await asyncio.to_thread(self._continuity.note_idle)
 
     def _enforce_retention(self, name: str) -> None:
         self.engine.result_log(name).enforce_retention()

@@ -43,22 +43,24 @@ def serve(
     limit = logs.setup(config.log_level)
     token = config.token
     lock = DataDirLock(config.data_dir)
+    clean = not lock.crashed  # nothing changes if it does not start
     try:
         catalog = Catalog(config.data_dir)
         catalog.check_groups(config.groups)
         engine = (engine_of or make_engine)(config)
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(_run(config, engine, token, catalog, limit, as_json))
+                clean = runner.run(_run(config, engine, token, catalog, limit, as_json, lock.crashed))
         except FlexStreamError:
             engine.close()
             raise
         except Exception:
             log.exception("stop_failed")
+            clean = False
             engine.close()
             return 1
     finally:
-        lock.release()
+        lock.release(clean=clean)
     return 0
 
 
@@ -77,12 +79,15 @@ async def _run(
     catalog: Catalog,
     limit: logs.RateLimit,
     as_json: bool,
-) -> None:
+    crashed: bool,
+) -> bool:
+    """Returns whether the next start knows what was open."""
     daemon = Daemon(
         engine,
         control=config.control,
         token=token,
         catalog=catalog,
+        crashed=crashed,
         drain_timeout_s=config.drain_timeout_s,
         max_body_bytes=config.max_body_bytes,
         suppressed=lambda: limit.suppressed,
@@ -90,6 +95,7 @@ async def _run(
     await daemon.run(
         lambda d: _say_ready(config, d, as_json), lambda windows: _say_stopped(daemon, windows, as_json)
     )
+    return daemon.clean
 
 
 def _say_ready(config: Config, daemon: Daemon, as_json: bool) -> None:

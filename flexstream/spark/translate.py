@@ -194,6 +194,7 @@ def _results(bound: BoundQuery, aggregated: DataFrame, key_names: dict[str, str]
         **{a.name: _of_type(F.col(f"_r{i}"), a.result_type) for i, a in enumerate(bound.aggregates)},
         "group": F.pmod(F.hash(*keys.values()), F.lit(groups)).cast("int"),
         "revision": F.lit(0).cast("int"),
+        "complete": F.lit(True),
     }
     return aggregated.select(*(made[name].alias(name) for name, _ in bound.result_fields))
 

@@ -29,8 +29,9 @@ class OracleResult:
     """`windows`: (window start, key values) -> aggregate values after the last row.
 
     Times are in the unit of the time field. `applied`, `late`, `rejected` and `filtered` hold positions of
-    input rows, and every position is in exactly one of them. `revisions`: how often a window's result changed
-    after it fired, when each late row is an update of its own (an engine may take several together).
+    input rows, and every position is in exactly one of them. Every window is `complete`. `revisions`: how often a
+    window's result changed after it fired, when each late row is an update of its own (an engine may take several
+    together).
     """
 
     windows: dict[WindowKey, dict[str, Any]] = field(default_factory=dict)

@@ -273,6 +273,7 @@ def check(daemon: StagedDaemon, batches: list[np.ndarray]) -> None:
     for query in QUERIES:
         expected = run(query, rows, watermarks)
         found = as_rows(daemon.client.batches(query.name))
+        assert all(row["complete"] for row in found), "commits lose nothing"
         identities = [(window_of(query, row), row["revision"]) for row in found]
         assert len(set(identities)) == len(identities), "a result is in the log twice"
         last = {window_of(query, row): row for row in sorted(found, key=lambda row: row["revision"])}

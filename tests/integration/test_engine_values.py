@@ -60,7 +60,7 @@ def test_rows_without_a_value_are_rejected_and_counted(engine):
     assert sum(status["queries"]["q"]["rejected"].values()) == len(bad)
     assert as_rows(engine.results("q"))[0] | {"group": 0} == {
         "window_start": 0, "window_end": 10, "k": 1, "n": 2, "y": 33 - 14, "z": 4, "w": 1, "u": 1,
-        "group": 0, "revision": 0,
+        "group": 0, "revision": 0, "complete": True,
     }  # fmt: skip
     assert status["queries"]["q"]["ledger"] == {
         "accepted": 7, "applied": 2, "filtered": 0, "late": 0, "rejected": len(bad), "in_flight": 0,

@@ -100,6 +100,7 @@ def assert_same_results(query: fs.Query, results: list[dict[str, Any]], windows:
         window = window_of(query, row)
         assert window not in found, f"{window} was emitted twice"
         assert row["window_end"] == row["window_start"] + size
+        assert row["complete"] is True
         found[window] = {name: row[name] for name in query.aggregates}
     assert found.keys() == windows.keys(), (
         f"missing {sorted(map(repr, windows.keys() - found.keys()))[:5]}, "

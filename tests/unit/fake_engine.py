@@ -31,6 +31,9 @@ def result_batch(query: fs.Query, first: int, count: int) -> pa.RecordBatch:
     numbers = np.arange(first, first + count, dtype=np.int64)
     arrays = []
     for field in schema:
+        if pa.types.is_boolean(field.type):
+            arrays.append(pa.Array.from_buffers(field.type, count, [None, pa.py_buffer(b"\xff" * (count // 8 + 1))]))
+            continue
         width = field.type.bit_width // 8
         values = numbers.astype(f"<i{width}")
         arrays.append(pa.Array.from_buffers(field.type, count, [None, pa.py_buffer(values)]))
@@ -49,6 +52,7 @@ class FakeEngine:
         self.registered: list[tuple[str, int]] = []
         self.expected: dict[str, list[tuple[str, int]]] = {}
         self.open_windows: list[Any] = []
+        self.before_rows: Callable[[str], object] = lambda stream: None
         self.before_drain: Callable[[], object] = lambda: None
         self._late: dict[str, ResultLog] = {}
         self.log_options: dict[str, Any] = {}
@@ -72,7 +76,10 @@ class FakeEngine:
         with self._lock:
             self._streams[stream.name] = stream
 
-    def submit(self, query: fs.Query) -> None:
+    def running(self) -> tuple[list[Any], list[Any]]:
+        return [], []
+
+    def submit(self, query: fs.Query, *, lost_until: int | None = None, after_crash: bool = False) -> None:
         self.calls.append(f"submit {query.name}")
         if query.stream.name not in self._streams:
             raise EngineError(f"no stream {query.stream.name}", code="unknown_stream", hint="add it first")

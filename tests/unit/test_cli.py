@@ -129,7 +129,7 @@ def test_tail_shows_the_last_rows_a_table_or_json_lines(cli: Running, query_file
     lines = [json.loads(line) for line in cli("tail", "ysb", "--no-follow", "-n", "3", "--json").splitlines()]
     assert [line["campaign_id"] for line in lines] == [47, 48, 49]
     text = cli("tail", "ysb", "--no-follow", "--offset", "45").splitlines()
-    assert text[0].split() == ["window_start", "window_end", "campaign_id", "n", "group", "revision"]
+    assert text[0].split() == ["window_start", "window_end", "campaign_id", "n", "group", "revision", "complete"]
     assert len(text) == 6
     assert "no query 'nope'" in cli("tail", "nope", "--no-follow", code=1)
 

@@ -255,6 +255,7 @@ def test_results_come_as_json_lines() -> None:
             "n": 2,
             "group": 2,
             "revision": 2,
+            "complete": True,
         }
 
     run(scenario)

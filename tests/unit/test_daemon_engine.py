@@ -18,7 +18,7 @@ import pytest
 import flexstream as fs
 from flexstream.client_http import Client
 from flexstream.testing.ysb import YSB_QUERY, expected_views, generate
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 ROWS = 60_000
 RATE = 2_000  # rows in a second of event time: 30 s, three windows and a little
@@ -137,7 +137,7 @@ def test_a_stop_names_the_windows_that_had_not_fired(project: Path, tmp_path: Pa
         served.client.post("/v1/queries", YSB_QUERY.to_dict())
         producer = fs.Producer(served.ready["control"], stream="ads", retry_s=0.1)
         producer.send(generate(ROWS, 20, 1, RATE))
-        producer.flush(30)
+        producer.flush(WAIT_S)
         served.child.terminate()
         out, _ = served.child.communicate(timeout=WAIT_S)
         stopped = json.loads(out.splitlines()[-1])
@@ -194,3 +194,67 @@ def test_another_plan_under_an_old_name_is_told_apart_or_refused(project: Path, 
     with serve(project, tmp_path) as served:
         log = served.client.get("/v1/queries/ysb")["log"]
         assert (log["generation"], log["generation_offset"]) == (2, first)
+
+
+def completeness(served: Served, offset: int = 0) -> dict[int, set[bool]]:
+    """Window start, in windows of 10 s since the first of `generate` -> what its results say."""
+    found: dict[int, set[bool]] = {}
+    for row in served.client.rows("ysb", offset=offset):
+        start = int(np.datetime64(row["window_start"], "ms").astype(np.int64))
+        found.setdefault((start - 1_700_000_000_000) // 10_000, set()).add(row["complete"])
+    return found
+
+
+def wait_for_catalog(data_dir: Path, live: list[str]) -> None:
+    path = data_dir / "catalog.json"
+    wait_until(lambda: json.loads(path.read_text())["live"] == live, f"live streams {live} in the catalog")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_windows_that_a_stop_cut_say_so(project: Path, tmp_path: Path, how: int) -> None:
+    """Window 2 is open when the daemon ends: what comes of it after the restart is not all of it."""
+    rows = generate(3 * ROWS, 20, 1, RATE)  # 90 s
+    before, after = rows[: ROWS * 5 // 6], rows[ROWS * 5 // 6 :]  # the first 25 s, and the rest
+    with serve(project, tmp_path) as served:
+        served.client.post("/v1/queries", YSB_QUERY.to_dict())
+        producer = fs.Producer(served.ready["control"], stream="ads", retry_s=0.1)
+        producer.send(before)
+        producer.flush(WAIT_S)
+        wait_for_catalog(tmp_path, ["ads"])
+        wait_until(lambda: len(completeness(served)) == 2, "two windows")
+        assert set().union(*completeness(served).values()) == {True}
+        first = served.client.get("/v1/queries/ysb")["log"]["next_offset"]
+        served.child.send_signal(how)
+        served.child.wait(WAIT_S)
+    with pytest.raises(fs.FlexStreamError):
+        producer.close()
+    with serve(project, tmp_path) as served:
+        with fs.Producer(served.ready["control"], stream="ads") as producer:
+            for piece in np.array_split(after, 65):
+                producer.send(piece)
+                producer.flush(WAIT_S)
+        wait_until(lambda: len(completeness(served, first)) == 7, "all windows")
+        found = completeness(served, first)
+        assert found[2] == {False}
+        if how == signal.SIGTERM:
+            assert [found[n] for n in range(3, 9)] == [{True}] * 6
+        else:  # how far rows had come is not known: a window more
+            assert [found[n] for n in range(4, 9)] == [{True}] * 5
+        status = served.client.get("/v1/queries/ysb")
+        assert status["incomplete_results"] == sum(
+            1 for row in served.client.rows("ysb", offset=first) if not row["complete"]
+        )
+        wait_for_catalog(tmp_path, [])
+
+
+def test_a_crash_of_a_daemon_that_had_nothing_to_lose_makes_nothing_incomplete(project: Path, tmp_path: Path) -> None:
+    with serve(project, tmp_path) as served:
+        served.client.post("/v1/queries", YSB_QUERY.to_dict())
+        served.send(generate(ROWS, 20, 1, RATE))
+        wait_for_catalog(tmp_path, [])
+        served.child.kill()
+        served.child.wait(WAIT_S)
+    with serve(project, tmp_path) as served:
+        served.send(generate(ROWS, 20, 2, RATE, NEXT_START))
+        wait_until(lambda: len(completeness(served)) == 6, "all windows")
+        assert set().union(*completeness(served).values()) == {True}

@@ -244,7 +244,10 @@ def test_a_server_that_comes_back_without_memory_gets_the_rest(server, caplog):
         producer.send(second)
     check_rows(server, np.concatenate([first, second]))
     assert producer.stats()["rows_lost_at_most"] == 1000
-    assert "has forgotten this session: of" in caplog.text
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "has forgotten this session: of 1000 rows" in said
+    reached = [str(np.datetime64(int(rows["t"].max()), "ms")) for rows in (first, second)]  # when it came back
+    assert any(f"windows that began before {time}" in said for time in reached)
 
 
 def test_a_server_that_is_away_is_a_state_and_then_an_error_that_names_the_rows():

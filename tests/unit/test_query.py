@@ -85,6 +85,7 @@ def test_result_schema_has_window_key_aggregates_group_and_revision():
         ("last", ms),
         ("group", pa.int32()),
         ("revision", pa.int32()),
+        ("complete", pa.bool_()),
     ]
     schema = FULL.result_schema()
     assert [(field.name, field.type) for field in schema] == expected

@@ -82,7 +82,7 @@ def test_names_that_could_not_be_file_names_are_refused(name):
     assert caught.value.code == "bad_name"
 
 
-@pytest.mark.parametrize("name", ["group", "revision", "window_start", "window_end"])
+@pytest.mark.parametrize("name", ["group", "revision", "window_start", "window_end", "complete"])
 def test_a_key_with_the_name_of_a_result_column_is_refused(name):
     with pytest.raises(SchemaError, match=name):
         Stream("s", {"at": "timestamp[s]", name: "i64"}, key=name, time="at")

@@ -52,7 +52,8 @@ cdef struct Pane:
     Table table               # where rows go
     Front *front              # NULL, or a dense array before the table: dense_settle before you look at the table
     bint dirty
-    Pane *also                # partials of the same pane that came from other workers; merged when it fires
+    Pane *also                # partials of the same pane that came from other workers; folded into it, or merged when it fires
+    uint64_t folded           # of a part: how much of its table is in its pane's by now (folding.pxd)
     Table *sides              # [query.n_sides], without memory until they are used
     uint32_t *fired           # how often each of its windows has, by end; only with allowed lateness
 
@@ -114,6 +115,7 @@ cdef struct Context:          # what a worker lends to kernels
     uint32_t batch_from       # where in the batch the rows given to query.kernel begin
     uint32_t late_from        # and where in these the rows given to the generic variant begin
     uint32_t done             # rows that a kernel finished before STEP_WAIT
+    bint unfolded             # some query has parts to fold
 
 
 ctypedef Step (*Kernel)(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
@@ -143,6 +145,9 @@ cdef struct Query:
     bint invertible
     PaneSet *merged_of        # NULL, or whose window that ends at `merged_end` is in `merged`, panes unchanged since
     int64_t merged_end
+    bint unfolded             # some pane has parts (folding.pxd); the folding goes on here:
+    uint32_t fold_group
+    int64_t fold_from
     Counters counters
     uint64_t failed           # 0, or why the query stopped
     Dense dense
@@ -201,6 +206,7 @@ cdef void query_init(Query *query) noexcept nogil
 cdef void query_release(Query *query, Arena *arena) noexcept nogil
 cdef uint32_t pane_position(const PaneSet *panes, int64_t start) noexcept nogil
 cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_t start, Pane **out) noexcept nogil
+cdef void drop_pane(Query *query, Arena *arena, Pane *pane) noexcept nogil
 cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noexcept nogil
 cdef void pane_absorb(Query *query, Context *context, Pane *pane, Pane *other) noexcept nogil
 cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, Pane **others, uint32_t n_others,

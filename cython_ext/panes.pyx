@@ -20,6 +20,7 @@ cdef enum:
     FIRST_WIDE = 4
     MOST_EXPECTED = 1 << 16
     FOLD_AT_ONCE = 64         # a part with so few keys is not worth a link
+    MOST_PARTS = 4            # of a pane, before more are taken, where they can be folded
 
 
 cdef void panes_reset(PaneSet *panes) noexcept nogil:
@@ -170,9 +171,30 @@ cdef void pane_absorb(Query *query, Context *context, Pane *pane, Pane *other) n
     pane.also = other
 
 
+cdef uint32_t parts_of(const Pane *pane) noexcept nogil:
+    cdef uint32_t n = 0
+    while pane != NULL:
+        n += 1
+        pane = pane.also
+    return n
+
+
+cdef bint piled_up(const Query *query, const PaneSet *panes, Pane **others, uint32_t n_others) noexcept nogil:
+    """Whether some pane would have too many parts. Not when they cannot be folded: then nothing is under way."""
+    cdef uint32_t i, at
+    if not query.unfolded:
+        return False
+    for i in range(n_others):
+        at = pane_position(panes, others[i].start)
+        if at < panes.n and panes.panes[at].start == others[i].start \
+                and panes.panes[at].also != NULL and parts_of(panes.panes[at]) >= MOST_PARTS:
+            return True
+    return False
+
+
 cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, Pane **others, uint32_t n_others,
                        uint32_t others_capacity, bint theirs_first) noexcept nogil:
-    """Take the panes of another worker by pointer. False: no memory yet, nothing changed; try again.
+    """Take the panes of another worker by pointer. False: no memory yet, or parts must be folded first; nothing changed.
 
     Where both have a pane, one becomes a part of the other: the first is the one of whoever has fired its windows.
     """
@@ -186,6 +208,8 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, Pane **ot
         if others != NULL:
             arena_release(context.arena, others, others_capacity * sizeof(Pane *))
         return True
+    if piled_up(query, panes, others, n_others):
+        return False
     while capacity < panes.n + n_others:
         capacity *= 2
     if arena_alloc(context.arena, capacity * sizeof(Pane *), &memory) != ARENA_OK:
@@ -206,6 +230,11 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, Pane **ot
             theirs += 1
             fs_count(&query.counters.open_panes, -<uint64_t> 1)
         panes.dirty = panes.dirty or merged[n].dirty
+        if merged[n].also != NULL and query.n_sides == 0:
+            query.unfolded = True
+            query.fold_group = 0
+            query.fold_from = INT64_MIN
+            context.unfolded = True
         n += 1
     if panes.panes != NULL:
         arena_release(context.arena, panes.panes, panes.capacity * sizeof(Pane *))

@@ -238,6 +238,23 @@ cdef class ProbeTable:
         return self.table.capacity
 
 
+def parts_of(QueryState state):
+    """The most parts that a pane of the query has on one worker. Only while that worker has nothing to do."""
+    cdef Query *query = state.query
+    cdef uint32_t g, i
+    cdef Pane *part
+    most = 0
+    for g in range(query.groups):
+        for i in range(query.sets[g].n):
+            n = 0
+            part = query.sets[g].panes[i]
+            while part != NULL:
+                n += 1
+                part = part.also
+            most = max(most, n)
+    return most
+
+
 def probes_of(QueryState state):
     """Of all tables of a query on one worker. Only while that worker has nothing to do."""
     cdef Query *query = state.query

@@ -5,6 +5,7 @@ from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.decoder cimport FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
 from flexstream.cython_ext.firing cimport close_until, query_fire
+from flexstream.cython_ext.folding cimport fold_slice, rest
 from flexstream.cython_ext.includes.linux cimport (
     CPU_SET, CPU_ZERO, EAGAIN, EINTR, MSG_DONTWAIT, cpu_set_t, epoll_event, epoll_wait, errno, read, recv,
     sched_setaffinity, write,
@@ -267,6 +268,25 @@ cdef bint flush_outputs(WorkerState *worker) noexcept nogil:
     return whole
 
 
+cdef void fold_parts(WorkerState *worker) noexcept nogil:
+    """A slice for each query that has parts to fold. Assumes: nothing is being worked on."""
+    cdef uint32_t s, q
+    cdef bint more = False
+    if not worker.context.unfolded:
+        return
+    for s in range(worker.n_streams):
+        for q in range(worker.streams[s].n_queries):
+            more = fold_slice(worker.streams[s].queries[q], &worker.arena) or more
+    worker.context.unfolded = more
+
+
+cdef void rest_queries(WorkerState *worker) noexcept nogil:
+    cdef uint32_t s, q
+    for s in range(worker.n_streams):
+        for q in range(worker.streams[s].n_queries):
+            rest(worker.streams[s].queries[q], &worker.arena)
+
+
 cdef void wake_reader(WorkerState *worker) noexcept nogil:
     cdef uint64_t one = 1
     if ring_empty(&worker.out):
@@ -472,16 +492,19 @@ cdef void *worker_main(void *argument) noexcept nogil:
             continue
         flush_outputs(worker)
         wake_reader(worker)
+        fold_parts(worker)
         if now - last_acks > ACK_TICK_MS * <uint64_t> 1000000:
             acks_wait = send_acks(worker)
             last_acks = now
             fs_store_relaxed(&worker.cpu_ns, fs_thread_cpu_ns())
-        if worker.busy_poll or worker.stopping or orders_wait(worker) or feeds_wait(worker) or served > 0:
+        if worker.busy_poll or worker.stopping or orders_wait(worker) or feeds_wait(worker) or served > 0 \
+                or worker.context.unfolded:
             timeout_ms = 0
         elif worker.adopting != NULL or worker.held_sockets != NULL or worker.share != NULL or worker.recalled != NULL:
             timeout_ms = 1
         else:
             timeout_ms = ACK_TICK_MS if acks_wait or any_unacked(worker) else IDLE_TICK_MS
+            rest_queries(worker)
         before = fs_now_ns()
         fs_count(&worker.busy_ns, before - now)
         n = wait_for_events(worker, events, timeout_ms)

@@ -1,0 +1,15 @@
+"""Parts of panes, folded into one, so that a group that is split or moved again and again does not keep a partial of each.
+
+A part that came from another worker is linked to its pane at once (panes_absorb); its entries then go to the pane's own
+table in slices, one at each turn of the worker's loop, when nothing fires. An entry that went over is left without rows,
+which is not being there: so at any time the pane is the sum of its parts, and whoever fires, moves or lends it need not
+know how far the folding is. What has side tables is not folded, and neither is anything when memory is at its cap.
+"""
+
+from libc.stdint cimport uint32_t
+
+from flexstream.cython_ext.arena cimport Arena
+from flexstream.cython_ext.panes cimport Pane, PaneSet, Query
+
+cdef bint fold_slice(Query *query, Arena *arena) noexcept nogil
+cdef void rest(Query *query, Arena *arena) noexcept nogil

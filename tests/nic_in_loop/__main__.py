@@ -1,7 +1,8 @@
 """python -m tests.nic_in_loop [pytest arguments]: a real driver, a real RSS table, the real daemon.
 
 Boots a guest with four cores and a four-queue NIC under QEMU, runs FlexStream in it, sends to it from outside,
-and compares what the kernel counts with what FlexStream predicts. About two minutes; needs root and QEMU.
+and compares what the kernel counts with what FlexStream predicts; then one with a card that obeys nothing. About four
+minutes; needs root and QEMU.
 """
 
 from __future__ import annotations

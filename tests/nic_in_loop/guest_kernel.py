@@ -24,7 +24,7 @@ from tests.nic_in_loop import requirements
 from tests.nic_in_loop.requirements import GuestError
 
 META_PACKAGE = "linux-image-amd64"
-MODULES = ("virtio_pci", "9pnet_virtio", "9p", "virtio_net", "virtio_console")
+MODULES = ("virtio_pci", "9pnet_virtio", "9p", "virtio_net", "virtio_console", "vmxnet3")
 FOLDERS = ("bin", "dev", "proc", "sys", "modules", "root")
 FETCH_S = 600
 INIT = Path(__file__).with_name("init.sh")
@@ -58,7 +58,7 @@ def guest_kernel(cache: Path) -> GuestKernel:
     """The cached one, or the newest that apt knows. Raises GuestError."""
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / "lock"):
-        done = sorted(path.parent for path in cache.glob("linux-image-*/complete"))
+        done = sorted(path.parent for path in cache.glob("linux-image-*/complete") if path.read_text() == _contents())
         folder = done[-1] if done else _fetch(cache)
     return GuestKernel(folder.name, folder / "vmlinuz", folder / "modules")
 
@@ -89,11 +89,16 @@ def _fetch(cache: Path) -> Path:
             (made / "modules" / name).write_bytes(content)
             order.append(name)
         (made / "modules" / "order").write_text("\n".join(order) + "\n")
-        (made / "complete").touch()
+        (made / "complete").write_text(_contents())
         target = cache / package
         shutil.rmtree(target, ignore_errors=True)
         made.rename(target)
     return target
+
+
+def _contents() -> str:
+    """What a complete one was made of: one of other modules is made anew."""
+    return " ".join(MODULES)
 
 
 def _package_name(after_update: bool = False) -> str | None:

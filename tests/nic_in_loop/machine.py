@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,27 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+@dataclass(frozen=True)
+class Card:
+    """A NIC that QEMU plays: its arguments, and how many queues it has on this machine's side."""
+
+    device: str
+    queues: int = 1
+
+
+VIRTIO = Card(f"virtio-net-pci,mq=on,rss=on,hash=on,vectors={2 * QUEUES + 2}", QUEUES)
+VMXNET3 = Card("vmxnet3")  # it takes every table, shows no key, and sends everything to one queue
+
+
 class Guest:
     """A booted guest. `call` has its agent do one thing (see agent.py); every failure shows the console."""
 
-    def __init__(self, kernel: GuestKernel, share: Path) -> None:
+    def __init__(self, kernel: GuestKernel, share: Path, card: Card) -> None:
         self.kernel = kernel
         self.share = share
         self._console = share.parent / "console.log"
         self._process = subprocess.Popen(
-            _command(kernel, share),
+            _command(kernel, share, card),
             stdin=subprocess.DEVNULL,
             stdout=(share.parent / "qemu.log").open("wb"),
             stderr=subprocess.STDOUT,
@@ -139,16 +152,16 @@ class Guest:
 
 
 @contextmanager
-def booted_guest() -> Iterator[Guest]:
+def booted_guest(card: Card = VIRTIO) -> Iterator[Guest]:
     """A guest in a network of its own; both are gone afterwards, whatever happens."""
     requirements.check()
     kernel = guest_kernel(CACHE)
-    with _run_folder() as folder, network.private_network():
+    with _run_folder() as folder, network.private_network(multi_queue=card.queues > 1):
         share = folder / "share"
         share.mkdir()
         (share / "start.sh").write_text(_start_script())
         kernel.initramfs(folder / "initramfs.cpio")
-        guest = Guest(kernel, share)
+        guest = Guest(kernel, share, card)
         try:
             guest.wait_for_agent()
             yield guest
@@ -195,17 +208,18 @@ echo o >/proc/sysrq-trigger
 """
 
 
-def _command(kernel: GuestKernel, share: Path) -> list[str]:
+def _command(kernel: GuestKernel, share: Path, card: Card) -> list[str]:
     folder = share.parent
     # net.ifnames: the device is eth0. mitigations: emulation needs none. x86-64-v2 is what the extensions are built
     # for, and a guest with newer instructions would be slower: they are emulated one by one.
+    queues = f",queues={card.queues}" if card.queues > 1 else ""
     arguments = "console=ttyS0 panic=-1 mitigations=off tsc=reliable net.ifnames=0 loglevel=6"
     command = f"""
         {requirements.command(requirements.QEMU)} -accel tcg,thread=multi,tb-size=256 -machine q35 -cpu Nehalem
         -smp {CORES} -m {MEMORY_MIB} -nodefaults -display none -no-reboot
         -device virtio-serial-pci -device virtserialport,chardev=agent
-        -device virtio-net-pci,netdev=net,mac=52:54:00:77:00:02,mq=on,rss=on,hash=on,vectors={2 * QUEUES + 2}
-        -netdev tap,id=net,ifname={network.TAP},script=no,downscript=no,vhost=off,queues={QUEUES}
+        -device {card.device},netdev=net,mac=52:54:00:77:00:02
+        -netdev tap,id=net,ifname={network.TAP},script=no,downscript=no,vhost=off{queues}
     """.split()
     return [
         *command,

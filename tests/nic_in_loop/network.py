@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
-def private_network() -> Iterator[None]:
+def private_network(*, multi_queue: bool = True) -> Iterator[None]:
     """Inside, this thread and those that it starts are in the private namespace; afterwards it is back."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -33,7 +33,7 @@ def private_network() -> Iterator[None]:
             raise GuestError(f"unshare(CLONE_NEWNET): {reason}; it needs root with CAP_SYS_ADMIN")
         try:
             _ip("link", "set", "lo", "up")
-            _ip("tuntap", "add", "dev", TAP, "mode", "tap", "multi_queue")
+            _ip("tuntap", "add", "dev", TAP, "mode", "tap", *(["multi_queue"] if multi_queue else []))
             Path(f"/proc/sys/net/ipv6/conf/{TAP}/accept_dad").write_text("0")
             _ip("link", "set", TAP, "address", "02:00:00:00:77:01", "up")
             _ip("addr", "add", f"{HOST_IPV4}/24", "dev", TAP)

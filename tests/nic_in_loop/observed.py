@@ -25,6 +25,10 @@ def settings(guest: Guest) -> dict[str, str | None]:
     return {**said, **guest.call("read_all", *SETTING_FILES)}
 
 
+def features(guest: Guest) -> str:
+    return guest.run("ethtool", "-k", DEVICE)[1]
+
+
 def differences(before: dict[str, str | None], after: dict[str, str | None]) -> list[str]:
     return [
         f"{name}: {before.get(name)!r} -> {after.get(name)!r}"

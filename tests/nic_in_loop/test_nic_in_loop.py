@@ -286,3 +286,37 @@ def test_fewer_channels_underneath_and_a_link_that_goes_down_cost_no_row(guest: 
     finally:
         daemon.kill()
         guest.run("ethtool", "-L", DEVICE, "combined", str(QUEUES))
+
+
+def test_a_table_that_two_queues_cannot_hold_keeps_neither_undo_nor_serve_from_working(
+    guest: Guest, facts: list[str]
+) -> None:
+    observed.make_unusual(guest)  # queues 0 to 2
+    try:
+        killed = serve(guest, data_dir="/run/tmp/fewer")
+        guest.run("ethtool", "-X", DEVICE, "default")
+        guest.run("ethtool", "-L", DEVICE, "combined", "2")
+        assert killed.kill() == -9
+        said = flexstream(guest, "nic", "undo")
+        assert "the old table names queue 2, and the device has 2 receive queues now" in said
+        assert set(observed.table(guest)) == {0, 1}
+        again = serve(guest, data_dir="/run/tmp/fewer")
+        assert again.get("/v1/nic")["nic"]["kind"] == "ethtool"
+        assert again.stop() == 0
+        facts.append(f"4 channels -> 2 under the daemon, then undo: {said.splitlines()[-1]}")
+    finally:
+        guest.run("ethtool", "-L", DEVICE, "combined", str(QUEUES))
+
+
+def test_offloads_that_generic_xdp_switches_off_come_back(guest: Guest, facts: list[str]) -> None:
+    """Linux 6.1 has no tcx: the kernel's table is generic XDP there."""
+    before = observed.settings(guest)
+    assert re.search(r"rx-gro-hw: on", str(before["ethtool -k"]))
+    for ended in ("stop", "kill"):
+        daemon = Daemon(guest, "--nic", f"kernel:{DEVICE}", data_dir="/run/tmp/xdp")
+        assert re.search(r"rx-gro-hw: off", str(observed.settings(guest)["ethtool -k"]))
+        getattr(daemon, ended)()
+        if ended == "kill":
+            assert "feature rx-gro-hw: off -> on" in flexstream(guest, "nic", "undo")
+        assert observed.differences(before, observed.settings(guest)) == []
+    facts.append("rx-gro-hw is off under generic XDP, and on again after a stop, and after kill -9 and undo")

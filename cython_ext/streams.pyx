@@ -114,6 +114,15 @@ cdef class StreamHandle:
         return fs_load_relaxed(&self.state.received)
 
     @property
+    def fed(self):
+        """Of the rows received, those that were fed. Counted before they are: read it after `received`."""
+        cdef uint32_t g
+        cdef uint64_t rows = 0
+        for g in range(self.state.groups):
+            rows += fs_load_relaxed(&self.state.fed_rows[g])
+        return rows
+
+    @property
     def watermarks_capped(self):
         return fs_load_relaxed(&self.state.capped)
 

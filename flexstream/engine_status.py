@@ -68,7 +68,7 @@ def _worker(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stream(engine: Engine, running: RunningStream) -> dict[str, Any]:
-    return stream_status(running, *engine.staging.counts(running.stream.name))
+    return stream_status(running, partial(engine.staging.counts, running))
 
 
 def _connections(engine: Engine) -> dict[str, Any]:
@@ -87,27 +87,39 @@ def _connections(engine: Engine) -> dict[str, Any]:
     }
 
 
-def stream_status(running: RunningStream, staged: int, dropped: int) -> dict[str, Any]:
-    """`staged` rows wait for a commit or for a worker; `dropped` ones were staged and never committed.
+def _ledger(running: RunningStream, accepted: int, counts: Callable[[], tuple[int, int, int]]) -> dict[str, int]:
+    """Rows go from staged to handed to received to accepted while this looks. It looks the other way round, so that it
+    may miss one that is on its way, and counts none twice; what was shown before is not taken back.
+    """
+    received = sum(handle.received for handle in running.handles)
+    fed = sum(handle.fed for handle in running.handles)
+    handed, staged, dropped = counts()
+    running.received_shown = max(running.received_shown, received + handed - fed + staged + dropped)
+    in_flight = running.received_shown - accepted - staged - dropped
+    return {
+        "received": running.received_shown,
+        "accepted": accepted,
+        "rejected": dropped,
+        "staged": staged,
+        "in_flight": in_flight,
+    }
+
+
+def stream_status(running: RunningStream, counts: Callable[[], tuple[int, int, int]]) -> dict[str, Any]:
+    """`counts`: rows that were handed to workers in this process; those that wait for a commit or for a worker; those
+    that were staged and never committed.
 
     What became of the accepted rows, each query says for itself. Of these, `unqueried` came when there was none.
     """
-    # Workers count a row as received before they work on it: read the outcomes first, so that nothing is negative.
     parts = [handle.counters() for handle in running.handles]
     accepted = sum(part["accepted"] for part in parts)
-    received = sum(handle.received for handle in running.handles)
+    ledger = _ledger(running, accepted, counts)
     groups = [sum(values) for values in zip(*(part["groups"] for part in parts), strict=True)]
     watermarks = [w for handle in running.handles for w in handle.watermarks().values()]
     missing = sum(handle.groups_without_watermark() for handle in running.handles)
     sessions = sessions_of(running)
     return {
-        "ledger": {
-            "received": received + staged + dropped,
-            "accepted": accepted,
-            "rejected": dropped,
-            "staged": staged,
-            "in_flight": received - accepted,
-        },
+        "ledger": ledger,
         "unqueried": sum(part["unqueried"] for part in parts),
         "groups": groups,
         "watermark": {
@@ -193,6 +205,11 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
             "generation_offset": running.log.generation_offset,
             "bytes": running.log.bytes,
             "error": running.results.error or running.late.error,
+        },
+        "late_log": {
+            "first_offset": running.late_log.first_offset,
+            "next_offset": running.late_log.next_offset,
+            "bytes": running.late_log.bytes,
         },
     }
 

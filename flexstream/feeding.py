@@ -180,6 +180,11 @@ class Feeder:
         while self._in_flight:
             self._wait_for_first()
 
+    def rows_handed(self, running: RunningStream) -> int:
+        """Of the stream, to workers, so far."""
+        handed = self.handed.get(running.index)
+        return 0 if handed is None else int(handed.sum())
+
     def flush(self) -> None:
         with self._lock:
             self._wait_for_all()

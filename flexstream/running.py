@@ -26,6 +26,7 @@ class RunningStream:
     feeder: Session | None = None
     max_future_ns: int | None = None
     fed_until: int | None = None  # largest event time fed so far
+    received_shown: int = 0  # by the status: it never goes back
 
     def reached(self) -> int | None:
         """The largest event time that a producer which is still there has promised to be past, and its disorder."""

@@ -50,7 +50,8 @@ class Stage:
     min_time: int | None = None
     max_time: int | None = None
     touched: float = field(default_factory=time.time)
-    waiting: int = 0  # rows that were not applied and not dropped
+    waiting: int = 0  # rows that no worker was given and that were not dropped
+    working: int = 0  # rows that workers were given and have not worked off
     taken_bytes: int = 0  # of the room
     in_memory_bytes: int = 0
     group_rows: Pairs = field(default_factory=lambda: np.zeros((0, 2), np.int64))  # the same when it is finished
@@ -77,7 +78,7 @@ class Stages:
         self._stages: dict[str, Stage] = {}
         self._fenced: OrderedDict[str, str] = OrderedDict()  # id -> why
         self._dropped: Counter[str] = Counter()  # rows by stream
-        self._waiting: Counter[str] = Counter()  # the same of those that are not applied
+        self._waiting: Counter[str] = Counter()  # the same of those that wait
         self._in_memory_bytes = 0
         self._stopped = False
         self.expired = 0
@@ -263,15 +264,21 @@ class Stages:
                 stage.state = "committed"
                 self._give_back_if_applied(stage)
 
-    def applied(self, stage: Stage, rows: int) -> None:
-        """So many of its rows are a worker's now."""
+    def handed(self, stage: Stage, rows: int) -> None:
+        """So many of its rows are given to workers now, and are staged no longer."""
         with self._lock:
             stage.waiting -= rows
+            stage.working += rows
             self._waiting[stage.stream] -= rows
+
+    def applied(self, stage: Stage, rows: int) -> None:
+        """So many of these were worked off."""
+        with self._lock:
+            stage.working -= rows
             self._give_back_if_applied(stage)
 
     def _give_back_if_applied(self, stage: Stage) -> None:
-        if stage.state == "committed" and stage.waiting == 0:
+        if stage.state == "committed" and stage.waiting == stage.working == 0:
             self._give_back(stage)
 
     def forget(self, stage_ids: Iterable[str]) -> None:
@@ -311,7 +318,7 @@ class Stages:
                 raise io_error("write", self.directory, error) from error
 
     def counts(self, stream: str) -> tuple[int, int]:
-        """(rows that wait for a commit or to be applied, rows that were dropped)."""
+        """(rows that wait for a commit or for a worker, rows that were dropped)."""
         with self._lock:
             return self._waiting[stream], self._dropped[stream]
 
@@ -332,7 +339,7 @@ class Stages:
                     "state": stage.state,
                     "rows": stage.rows,
                     "bytes": stage.bytes,
-                    "waiting_rows": stage.waiting,
+                    "waiting_rows": stage.waiting + stage.working,
                     "groups": len(stage.groups) or len(stage.group_rows),
                     "producer": stage.producer,
                     "age_s": round(max(0.0, now - stage.touched), 3),

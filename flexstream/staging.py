@@ -300,12 +300,13 @@ class Staging:
                 parts = decode(header, payload, row_bytes, self._engine.groups).parts(row_bytes)
             except WireError as error:
                 raise StageError(f"stage {stage.id} does not fit the engine: {error}", code="stage_damaged") from error
+            self.stages.handed(stage, header.value)
             tickets = self._feeder.feed_parts(running, slot, parts)
             self._handing.append((stage, header.value, payload, tickets))
             self._note_handed()
 
     def _note_handed(self) -> None:
-        """Rows are staged until their worker has worked them off."""
+        """Their pages and their room are needed until the workers have worked them off."""
         while self._handing and all(worker.fed >= ticket for worker, ticket in self._handing[0][3].items()):
             stage, rows, payload, _ = self._handing.popleft()
             self.stages.applied(stage, rows)
@@ -490,9 +491,12 @@ class Staging:
 
     # Life ---------------------------------------------------------------------------------------------------
 
-    def counts(self, stream: str) -> tuple[int, int]:
-        """(staged rows, dropped rows) for the ledger."""
-        return self.stages.counts(stream)
+    def counts(self, running: RunningStream) -> tuple[int, int, int]:
+        """(rows that workers were given, staged rows, dropped rows) for the ledger. In the order in which rows do not
+        go: none is counted twice.
+        """
+        handed = self._feeder.rows_handed(running)
+        return handed, *self.stages.counts(running.stream.name)
 
     def status(self) -> dict[str, Any]:
         room = self.stages.room

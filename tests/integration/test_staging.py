@@ -457,3 +457,18 @@ def test_commits_of_nothing_push_no_applied_batch_out_and_do_not_fill_the_disk(
         if data_dir is not None:
             wait_until(lambda: (data_dir / "stage" / "journal").stat().st_size < 20_000, "a journal written anew")
         assert_equal_to_oracle(engine, rows)
+
+
+def test_received_is_what_was_sent_while_committed_rows_are_applied(data_dir: Path | None) -> None:
+    rows = make_rows(600_000)
+    with serving(data_dir=data_dir, workers=2) as engine:
+        receipts = [stage(engine, part) for part in np.split(rows, 3)]
+        assert ledger(engine)["received"] == len(rows)
+        engine.staging.commit("sink", "query", 0, receipts, wait_s=0)
+        seen = []
+        while ledger(engine)["accepted"] < len(rows):
+            seen.append(ledger(engine)["received"])
+        assert set(seen) <= {len(rows)}
+        wait_until(lambda: ledger(engine)["in_flight"] == ledger(engine)["staged"] == 0, "all rows")
+        assert_equal_to_oracle(engine, rows)
+        assert ledger(engine)["received"] == len(rows)

@@ -214,6 +214,9 @@ def _to_units(field: Field, column: Column) -> Column:
 def _to_bytes(field: Field, column: Column) -> Column:
     if column.dtype.kind == "O":
         values = [_one_bytes(field, value) for value in column]
+        longest = max(values, key=len, default=b"")
+        if len(longest) > field.size:  # also when what is too much is NULs, which numpy would not count
+            raise _lossy(field, longest)
         column = np.array(values, dtype=f"S{max(map(len, values), default=1) or 1}")
     elif column.dtype.kind == "U":
         column = np.char.encode(column, "utf-8")

@@ -21,20 +21,21 @@ class FlexStreamDataSource(DataSource):
         return Options.parse(self.options)
 
     def schema(self) -> StructType:
-        from flexstream.spark.nodes import find_query
-        from flexstream.spark.types import result_schema
+        from flexstream.spark.source import columns
 
-        return result_schema(find_query(self._options()))
+        return columns(self._options())
 
     def reader(self, schema: StructType):
-        from flexstream.spark.source import BatchReader
+        from flexstream.spark.source import BatchReader, checked
 
-        return BatchReader(self._options(), schema)
+        options = self._options()
+        return BatchReader(options, checked(options, schema))
 
     def streamReader(self, schema: StructType):
-        from flexstream.spark.source import StreamReader
+        from flexstream.spark.source import StreamReader, checked
 
-        return StreamReader(self._options(), schema)
+        options = self._options()
+        return StreamReader(options, checked(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool):
         from flexstream.spark.sink import BatchWriter

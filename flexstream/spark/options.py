@@ -35,8 +35,7 @@ class Options:
 
     `endpoints`: control ports of the daemons, each "host:port". Sink: `stream`, `sink_id`, `job`, `end`,
     `at_least_once`, `watermark`, `remember_s`. Source: `query`, `max_rows`, `partition_rows`, `group_partitions`,
-    `starting_offset`. Both: `token`,
-    `timeout_s`.
+    `starting_offset`, `late`. Both: `token`, `timeout_s`.
     """
 
     endpoints: tuple[str, ...]
@@ -53,6 +52,7 @@ class Options:
     partition_rows: int = 1_000_000
     group_partitions: int = 1
     starting_offset: str = "earliest"
+    late: bool = False
     timeout_s: float = 60.0
 
     @classmethod
@@ -173,5 +173,6 @@ _READERS: dict[str, tuple[str, Any]] = {
     "partition_rows": ("partition_rows", _count),
     "group_partitions": ("group_partitions", _count),
     "starting_offset": ("starting_offset", _start),
+    "late": ("late", _flag),
     "timeout_s": ("timeout_s", _seconds),
 }

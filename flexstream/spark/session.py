@@ -24,7 +24,15 @@ def configure(spark: SparkSession) -> SparkSession:
 
     for name, value in CONFS.items():
         spark.conf.set(name, value)
-    spark.dataSource.register(FlexStreamDataSource)
+    if not _is_known(spark, FlexStreamDataSource.name()):
+        spark.dataSource.register(FlexStreamDataSource)
     if hasattr(spark, "_jsparkSession"):  # not with Spark Connect, which has no threads of its own to tell
         spark._jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
     return spark
+
+
+def _is_known(spark: SparkSession, name: str) -> bool:
+    """Whether Spark has the format: by `pyspark_flexstream`, or from before. To register it again would warn."""
+    if not hasattr(spark, "_jsparkSession"):
+        return False
+    return bool(spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists(name))

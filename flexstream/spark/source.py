@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from flexstream.client_http import Client
 from flexstream.errors import FlexStreamError, ResultLogError
 from flexstream.spark import types
-from flexstream.spark.nodes import persist
+from flexstream.spark.nodes import find_query, persist
 from flexstream.spark.options import Options
 
 try:  # Spark 4.2 and later can limit how much a micro-batch takes
@@ -24,6 +24,18 @@ try:  # Spark 4.2 and later can limit how much a micro-batch takes
 except ImportError:  # pragma: no cover - Spark 4.0 and 4.1
     ReadAllAvailable = ReadMaxRows = None
     SupportsTriggerAvailableNow = object
+
+
+def columns(options: Options) -> StructType:
+    """What the query's results have, or its late rows."""
+    query = find_query(options)
+    return types.late_schema(query.stream) if options.late else types.result_schema(query)
+
+
+def checked(options: Options, schema: StructType) -> StructType:
+    """`schema`, which may be the user's own. Raises SchemaError."""
+    types.check_results(options.need("query"), schema, persist(lambda: columns(options), options.timeout_s))
+    return schema
 
 
 class Part(InputPartition):
@@ -53,10 +65,11 @@ class _Results:
     def _bounds(self, endpoint: str) -> tuple[int, int]:
         client = self._client(endpoint)
         about = persist(lambda: client.get(f"/v1/queries/{quote(self.query, safe='')}"), self.options.timeout_s)
-        return int(about["log"]["first_offset"]), int(about["log"]["next_offset"])
+        log = about["late_log" if self.options.late else "log"]
+        return int(log["first_offset"]), int(log["next_offset"])
 
     def parts(self, begin: dict[str, int], end: dict[str, int]) -> list[Part]:
-        step, parts = self.options.partition_rows, self.options.group_partitions
+        step, parts = self.options.partition_rows, 1 if self.options.late else self.options.group_partitions
         return [
             Part(endpoint, at, min(at + step, end[endpoint]), part, parts)
             for endpoint in self.options.endpoints
@@ -70,7 +83,7 @@ class _Results:
         wanted: dict[str, Any] = {"offset": part.begin, "limit": part.end - part.begin}
         if part.parts > 1:
             wanted |= {"parts": part.parts, "part": part.part}
-        for batch in client.batches(self.query, **wanted):
+        for batch in client.batches(self.query, late=self.options.late, **wanted):
             seen += batch.num_rows
             if batch.num_rows:
                 yield types.arrow_for_spark(batch, self.schema)

@@ -52,6 +52,12 @@ def result_schema(query: Query) -> T.StructType:
     )
 
 
+def late_schema(stream: Stream) -> T.StructType:
+    """The schema of rows that came too late: the stream's, and the watermark that had passed them."""
+    rows = [T.StructField(field.name, natural_type(field.kind), False) for field in stream.schema]
+    return T.StructType([*rows, T.StructField("watermark", T.TimestampType(), False)])
+
+
 def accepts(field: Field, given: T.DataType) -> bool:
     """Whether a column of that Spark type can be sent as this field. Values are checked again when packed."""
     bits = _INTEGRAL.get(type(given))
@@ -109,6 +115,25 @@ def _cast(field: Field, given: T.DataType) -> str:
         whole = f"(col({name!r}) * {10**given.scale}).cast({target!r})"
         return f".withColumn({name!r}, {whole} to keep its {given.scale} decimals, or .cast({target!r}) to drop them)"
     return f".withColumn({name!r}, col({name!r}).cast({target!r}))"
+
+
+def check_results(query: str, given: T.StructType, has: T.StructType) -> None:
+    """Raises SchemaError unless the columns that `.schema(...)` asks for are columns of the results."""
+    known = {field.name: field.dataType for field in has}
+    for field in given:
+        if field.name not in known:
+            raise SchemaError(
+                f"the results of query {query!r} have no column {field.name!r}",
+                code="unknown_field",
+                hint=f"{near_names(field.name, list(known))}; leave .schema() out: the query knows its columns",
+            )
+        if field.dataType != known[field.name]:
+            raise SchemaError(
+                f"column {field.name!r} of query {query!r} is {known[field.name].simpleString()}, .schema() says "
+                f"{field.dataType.simpleString()}",
+                code="bad_types",
+                hint="leave .schema() out: the query knows its columns; cast after the load",
+            )
 
 
 # -- a Spark column as expressions see it: bigint, double, boolean or binary; null when the value does not fit

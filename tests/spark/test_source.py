@@ -128,3 +128,34 @@ def test_two_daemons_are_read_as_one(spark: Any, tmp_path: Path) -> None:
 def test_a_query_that_is_not_there_is_named(spark: Any, daemon: Daemon) -> None:
     with pytest.raises(Exception, match="no query 'qq'"):
         spark.read.format("flexstream").options(endpoint=daemon.endpoint, query="qq").load()
+
+
+def test_a_schema_that_is_not_the_results_is_refused_by_column(spark: Any, daemon: Daemon) -> None:
+    for schema, message in (
+        ("window_start timestamp, clicks bigint", "have no column 'clicks'"),
+        ("window_start timestamp, n string", "column 'n' of query 'q' is bigint, .schema.. says string"),
+    ):
+        with pytest.raises(Exception, match=message):
+            reading(spark.read, daemon).schema(schema).load().count()
+    count = filled(daemon, make_rows(1_000))
+    assert reading(spark.read, daemon).schema("n bigint").load().count() == count
+
+
+def test_rows_that_came_too_late_are_a_frame_of_their_own(spark: Any, daemon: Daemon) -> None:
+    rows = make_rows(4_000)
+    filled(daemon, rows)
+    late = reading(spark.read, daemon, late="true")
+    assert late.load().count() == 0
+    views = rows[rows["kind"] == b"view"][:10]  # the query filters others out, late or not
+    produce(daemon, views)
+    wait_until(lambda: daemon.late() == 10, "late rows")
+    found = late.load()
+    assert found.columns == [*STREAM.schema.names, "watermark"]
+    assert sorted(row.x for row in found.collect()) == sorted(views["x"].tolist())
+
+
+def test_to_configure_a_session_again_registers_nothing_again(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: asked.append(source))
+    assert fspark.configure(spark) is spark
+    assert asked == []

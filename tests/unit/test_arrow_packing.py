@@ -112,6 +112,7 @@ def test_timestamps_change_their_unit_or_are_refused(unit: str, field: str) -> N
         ("word", pa.array(["ok", None]), "1 null"),
         ("word", pa.array(["ok", None]).dictionary_encode(), "1 null"),
         ("code", pa.array([b"12345", b"1234 "], pa.binary(5)), "12345"),
+        ("code", pa.array([b"1234", b"1234\0"]), "1234"),
         ("b", pa.array([1, -1], pa.int16()), "-1"),
         ("c", pa.array([1, 2**40]), str(2**40)),
         ("t", pa.array([0, 1], pa.timestamp("us")), "round the column"),

@@ -250,6 +250,7 @@ def test_times_keep_their_instant_across_units_and_zones():
         ("bytes[2]", np.array([b"abc"])),
         ("bytes[2]", np.array(["éé"])),
         ("bytes[2]", np.array([b"abc"], dtype=object)),
+        ("bytes[2]", np.array([b"ab\0"], dtype=object)),
         ("i8", np.array([128], dtype=object)),
         ("u64", np.array([2**64], dtype=object)),
         ("f32", np.array([1e300], dtype=object)),

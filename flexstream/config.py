@@ -66,6 +66,7 @@ class Config:
     max_future: int | None
     retention_bytes: int | None
     retention_s: float | None
+    late_bytes: int | None
     stage_limit_bytes: int | None
     stage_timeout_s: float
     drain_timeout_s: float
@@ -82,7 +83,7 @@ class Config:
         names = (
             "workers groups data_dir nic pin busy_poll frame_bytes idle_timeout_s session_timeout_s"
             " hello_timeout_s max_pending_hello max_sessions expected_producers max_future retention_bytes"
-            " retention_s token compile stage_limit_bytes stage_timeout_s balance"
+            " retention_s late_bytes token compile stage_limit_bytes stage_timeout_s balance"
         )
         arguments = {name: getattr(self, name) for name in names.split()}
         arguments["listen"] = join_address(*self.data)
@@ -316,6 +317,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("max_future", _future, "1d", "rows further ahead of the clock are rejected; off: none are"),
         Setting("retention_bytes", _optional(_size), None, "results kept per query; none keeps all"),
         Setting("retention_s", _optional(_seconds), None, "age of the oldest results kept; none keeps all"),
+        Setting("late_bytes", _optional(_size), "256MiB", "late rows kept per query, the newest; none keeps all"),
         Setting("stage_limit_bytes", _optional(_size), "16GiB", "bound on what stages take until they are applied"),
         Setting("stage_timeout_s", _seconds, 86400.0, "how long finished stages wait for a commit"),
         Setting("drain_timeout_s", _seconds, 30.0, "how long a stop waits for received rows"),

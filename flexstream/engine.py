@@ -69,6 +69,7 @@ class Engine(Orders):
     state over all workers; rows that need a new key past it are rejected and counted. pin=False leaves the
     threads to the scheduler. expected_producers: nothing fires before so many have registered. compile: "auto"
     compiles queries to native code in the background, "off" does not, "require" makes submit() wait and raise.
+    late_bytes: the most late rows that are kept of a query, the oldest go first (None: all).
     stage_limit_bytes, stage_timeout_s: bound on staged rows, and on how long they wait for a commit.
     balance: "auto" (the default with several workers) moves groups as the load asks for it, "off" when told to.
     max_future: rows further ahead of the clock are rejected, unless their stream says otherwise (None: no bound).
@@ -96,6 +97,7 @@ class Engine(Orders):
         pin: bool = True,
         retention_bytes: int | None = None,
         retention_s: float | None = None,
+        late_bytes: int | None = query_logs.DEFAULT_LATE_BYTES,
         expected_producers: int = 0,
         compile: str = "auto",
         stage_limit_bytes: int | None = None,
@@ -111,7 +113,7 @@ class Engine(Orders):
         self.frame_bytes = frame_bytes
         self.state = "running"
         self._data_dir = check_data_dir(data_dir)
-        self._logs = query_logs.QueryLogs(self._data_dir, retention_bytes, retention_s)
+        self._logs = query_logs.QueryLogs(self._data_dir, retention_bytes, retention_s, late_bytes)
         self._max_sessions = max_sessions
         self._expected_producers = expected_producers
         self._max_future_ns = None if max_future is None else durations.parse(max_future)

@@ -207,7 +207,7 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
             "error": running.results.error or running.late.error,
         },
         "late_log": {
-            "first_offset": running.late_log.first_offset,
+            "first_offset": running.late_log.first_offset,  # so many were dropped by the bound, or by retention
             "next_offset": running.late_log.next_offset,
             "bytes": running.late_log.bytes,
         },

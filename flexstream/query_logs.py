@@ -15,30 +15,39 @@ from flexstream.state.known import last_ends
 from flexstream.state.result_log import ResultLog
 
 log = logging.getLogger("flexstream.results")
+DEFAULT_LATE_BYTES = 256 << 20
 
 
 class QueryLogs:
-    """Opens the logs of an engine's queries: `results/<query>` and `late/<query>` in its data directory."""
+    """Opens the logs of an engine's queries: `results/<query>` and `late/<query>` in its data directory.
 
-    def __init__(self, data_dir: Path | None, retention_bytes: int | None, retention_s: float | None) -> None:
+    `retention_bytes`, `retention_s`: of both; `late_bytes`: the most of late rows, which any producer can send without
+    end. The oldest go first.
+    """
+
+    def __init__(
+        self, data_dir: Path | None, retention_bytes: int | None, retention_s: float | None, late_bytes: int | None
+    ) -> None:
         self._data_dir = data_dir
         self._retention_bytes = retention_bytes
         self._retention_s = retention_s
+        bounds = [bound for bound in (late_bytes, retention_bytes) if bound is not None]
+        self._late_bytes = min(bounds, default=None)
 
     def open(self, query: Query, rows: Any, late_rows: Any) -> tuple[ResultLog, ResultLog]:
         """(results, late rows), to go on with. Raises ResultLogError: other columns, a damaged log, the disk."""
-        results = self._open("results", query, rows)
+        results = self._open("results", query, rows, self._retention_bytes)
         try:
-            return results, self._open("late", query, late_rows)
+            return results, self._open("late", query, late_rows, self._late_bytes)
         except BaseException:
             results.close()
             raise
 
-    def _open(self, kind: str, query: Query, rows: Any) -> ResultLog:
+    def _open(self, kind: str, query: Query, rows: Any, retention_bytes: int | None) -> ResultLog:
         directory = self._data_dir / kind / query.name if self._data_dir is not None else None
         return ResultLog(
             directory, rows.schema, plan=plan_of(query),
-            retention_bytes=self._retention_bytes, retention_s=self._retention_s,
+            retention_bytes=retention_bytes, retention_s=self._retention_s,
         )  # fmt: skip
 
 

@@ -43,6 +43,10 @@ _QUERY = (
     ("output_bytes", "flexstream_query_output_bytes", "gauge", "Memory for results on their way to the log"),
     ("open_windows", "flexstream_query_open_windows", "gauge", "Windows that have not fired yet"),
 )
+_LATE_LOG = (
+    ("first_offset", "flexstream_query_late_rows_dropped_total", "counter", "Late rows that are not kept any more"),
+    ("bytes", "flexstream_late_log_bytes", "gauge", "Size of the log of late rows"),
+)
 _LOG = (
     ("first_offset", "flexstream_result_log_first_offset", "gauge", "Oldest offset in the result log"),
     ("next_offset", "flexstream_result_log_next_offset", "gauge", "Offset of the next result row"),
@@ -246,6 +250,7 @@ def _query(page: Page, name: str, query: Mapping[str, Any]) -> None:
         help_text = "Rows that an expression failed on"
         page.add("flexstream_query_rejected_rows_total", "counter", help_text, rows, **labels, reason=reason)
     page.table(_LOG, query.get("log") or {}, query=name)
+    page.table(_LATE_LOG, query.get("late_log") or {}, query=name)
 
 
 def _stages(page: Page, status: Mapping[str, Any]) -> None:

@@ -72,8 +72,9 @@ cdef void rest(Query *query, Arena *arena) noexcept nogil:
     """No window is open here: what firing keeps from one to the next goes back to the arena."""
     if query.counters.open_panes:
         return
-    query.merged_of = NULL
-    if query.merged.entries != NULL:
-        table_destroy(&query.merged, arena)
+    query.rolling_of = NULL
+    query.rolling.until = INT64_MIN
+    table_destroy(&query.rolling.older, arena)
+    table_destroy(&query.rolling.newer, arena)
     sides_release(query, arena)
     dense_release(query, arena)

@@ -8,10 +8,11 @@ from flexstream.cython_ext.blocks cimport Block, block_rows
 from flexstream.cython_ext.dense cimport dense_settle_all
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_floor_to, fs_i64, fs_store_relaxed
 from flexstream.cython_ext.panes cimport (
-    STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end, pane_get, pane_position,
+    STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end, mark_dirty, pane_get, pane_position,
 )
 from flexstream.cython_ext.partial cimport DIRTY_BIT, Origin, pack_keys, table_apply, table_locate
 from flexstream.cython_ext.program cimport BATCH, Scratch, drop_bad, program_run
+from flexstream.cython_ext.rolling cimport rolling_forget
 from flexstream.cython_ext.sides cimport sides_apply, sides_locate
 
 
@@ -120,8 +121,7 @@ cdef void mark_revisions(Query *query, PaneSet *panes, Scratch *scratch, uint32_
         start = fs_floor_to(scratch.time[i], query.pane)
         if first_end(query, start) <= panes.fired_until:
             (<uint64_t *> scratch.entry[i])[0] |= DIRTY_BIT
-            panes.panes[pane_position(panes, start)].dirty = True
-            panes.dirty = True
+            mark_dirty(panes, panes.panes[pane_position(panes, start)])
 
 
 cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
@@ -168,6 +168,8 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
             latest = scratch.time[i] if scratch.time[i] > latest else latest
     homed = m
     if m:
+        if earliest < panes.rolled_until:
+            rolling_forget(query, context.arena, panes)
         pack_keys(&query.layout, rows, query.row_bytes, scratch.selected, m, scratch.keys)
         status = locate(query, context, panes, m, earliest, latest)
         if status == ARENA_FULL and dense_settle_all(query, context.arena, panes):

@@ -15,6 +15,7 @@ from flexstream.cython_ext.includes.native cimport (
 )
 from flexstream.cython_ext.messages cimport ADOPT, BORROW, DRAINED, GIVE_BACK, SHARE, SOCKET
 from flexstream.cython_ext.panes cimport pane_bytes, panes_absorb, panes_reset, query_flush
+from flexstream.cython_ext.rolling cimport rolling_release
 from flexstream.cython_ext.progress cimport (
     begin_advance, begin_revision, close_connection, detach, note_session, push_limbo,
 )
@@ -319,7 +320,7 @@ cdef uint64_t bytes_of_pane(const Query *query, const Pane *pane) noexcept nogil
 cdef void count_panes(Move *move, const Query *query, const PaneSet *panes) noexcept nogil:
     cdef uint32_t i
     cdef const Pane *part
-    if panes.panes != NULL:
+    if panes.room != NULL:
         move.bytes += arena_size(panes.capacity * sizeof(Pane *))
     for i in range(panes.n):
         move.bytes += bytes_of_pane(query, panes.panes[i])
@@ -343,12 +344,15 @@ cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
         for q in range(moved.n_queries):
             query = stream.queries[q]
             dense_settle_all(query, &worker.arena, &query.sets[move.group])
+            rolling_release(query, &worker.arena, &query.sets[move.group])
             query_flush(query, &worker.context)     # so that older results are not read after newer ones
             moved.queries[q].panes = query.sets[move.group]
             fs_count(&query.counters.open_panes, -<uint64_t> query.sets[move.group].n)
             count_panes(move, query, &query.sets[move.group])
             panes_reset(&query.sets[move.group])
     fs_count(&worker.arena.in_use, -move.bytes)
+    move.out_head = &worker.out.head
+    move.out_tail = worker.out.tail
     move.drained_ns = fs_now_ns()
     tell(worker, target, DRAINED, move)
     fs_fetch_sub(&worker.shared.counter[move.group], 1)
@@ -410,8 +414,7 @@ cdef bint absorb(WorkerState *worker, Move *move) noexcept nogil:
             if moved.absorbed:
                 continue
             query = query_of(worker.streams[s], moved.id)
-            if query != NULL and not panes_absorb(query, &worker.context, &query.sets[move.group], moved.panes.panes,
-                                                  moved.panes.n, moved.panes.capacity, True):
+            if query != NULL and not panes_absorb(query, &worker.context, &query.sets[move.group], &moved.panes, True):
                 return False
             moved.absorbed = True
     return True
@@ -454,6 +457,11 @@ cdef bint peers_wait(WorkerState *worker) noexcept nogil:
     return waiting_peer(worker) != worker.index
 
 
+cdef inline bint results_are_read(const Move *move) noexcept nogil:
+    """Whether what the old owner had to say is read: a later revision, or window, of the group must not be before it."""
+    return fs_load_acquire(move.out_head) >= move.out_tail
+
+
 cdef bint next_due_advance(WorkerState *worker) noexcept nogil:
     """Go on with moves to here. True: an advance was begun, and has to be worked off before the next call."""
     cdef Move *move = worker.adopting
@@ -463,7 +471,7 @@ cdef bint next_due_advance(WorkerState *worker) noexcept nogil:
     cdef uint32_t s
     while move != NULL:
         following = move.next
-        if move.drained and worker.awaiting[move.group] and absorb(worker, move):
+        if move.drained and worker.awaiting[move.group] and results_are_read(move) and absorb(worker, move):
             worker.awaiting[move.group] = 0
             move.absorbed_ns = fs_now_ns()
             take_over(worker, &move.connections)        # those that waited for it

@@ -40,11 +40,14 @@ cdef enum Step:
 
 cdef enum Phase:
     PHASE_NONE = 0
-    PHASE_TAKE_OUT = 1        # `merged` is the window before this one: without the panes that it has not
-    PHASE_MERGE = 2
+    PHASE_MERGE = 1           # panes that the window has and the one before it had not
+    PHASE_SIDES = 2           # side tables of a window with several parts
     PHASE_EMIT = 3
-    PHASE_EMIT_UNMERGED = 4   # there was no memory to merge in
-    PHASE_SIDES = 5           # side tables of a window with several parts
+    PHASE_EMIT_NEWER = 4      # keys that only `Rolling.newer` has
+    PHASE_EMIT_UNMERGED = 5   # there was no memory to merge in
+    PHASE_RETIRE = 6          # out of what was merged goes what no later window has
+    PHASE_FLIP = 7            # `older` is used up: made anew of all panes that are left
+    PHASE_CLEAN = 8           # revisions are out: entries are not dirty any more
 
 
 cdef struct Pane:
@@ -56,12 +59,25 @@ cdef struct Pane:
     uint64_t folded           # of a part: how much of its table is in its pane's by now (folding.pxd)
     Table *sides              # [query.n_sides], without memory until they are used
     uint32_t *fired           # how often each of its windows has, by end; only with allowed lateness
+    unsigned char *before     # NULL, or entries of `Rolling.older` as they were before the pane was added to it
+    uint32_t n_before
+    uint32_t before_room
+
+
+cdef struct Rolling:          # the panes of a window, merged, to go on with when the next one fires (rolling.pxd)
+    Table older
+    Table newer
+    int64_t begin             # panes that start at or after it and before `until` are in
+    int64_t middle            # before it: in `older`; from it on: in `newer`
+    int64_t until             # INT64_MIN: nothing is
+    uint64_t live             # keys that the last window had
 
 
 cdef struct PaneSet:
     Pane **panes              # by start
     uint32_t n
-    uint32_t capacity
+    uint32_t capacity         # of `room`
+    Pane **room               # where `panes` has its memory; free places are before and behind it
     Pane *recent
     Pane *previous            # the one in use before `recent`
     uint32_t usual_keys       # of the pane that was dropped last
@@ -70,6 +86,10 @@ cdef struct PaneSet:
     int64_t fired_until
     int64_t restored_until    # windows up to here fired before a restart: they have no state, and never change
     bint dirty                # some pane got a late row that fired windows must hear of
+    int64_t dirty_from        # starts of the first and the last of them
+    int64_t dirty_to
+    Rolling *rolling          # NULL, or its own (Query.keeps)
+    int64_t rolled_until      # rows before it go to panes that are merged there; INT64_MIN: none
     # the firing in progress
     int phase
     bint revising
@@ -82,6 +102,7 @@ cdef struct PaneSet:
     uint32_t side             # the side tables under way
     bint side_merge           # they are merged; else looked up in each other, which needs no memory
     uint64_t cursor
+    uint64_t emitted          # keys of the window so far
     Table *source
 
 
@@ -141,15 +162,17 @@ cdef struct Query:
     PaneSet *sets             # one per group
     Output results
     Output late
-    Table merged              # of one group at a time: nobody fires while another's windows do
-    bint invertible
-    PaneSet *merged_of        # NULL, or whose window that ends at `merged_end` is in `merged`, panes unchanged since
-    int64_t merged_end
+    bint invertible           # what was merged can be taken out again
+    bint stacked              # or is merged in two tables
+    bint keeps                # a window has so many panes that each group keeps its own Rolling between firings
+    Rolling rolling           # of one group at a time: nobody fires while another's windows do
+    PaneSet *rolling_of       # NULL, or which; forgotten when all that was due has fired
     bint unfolded             # some pane has parts (folding.pxd); the folding goes on here:
     uint32_t fold_group
     int64_t fold_from
     Counters counters
     uint64_t failed           # 0, or why the query stopped
+    uint64_t cancelled        # Python sets it, ahead of DROP_QUERY: what it has to say, nobody wants to know any more
     Dense dense
     uint64_t batches          # that compiled code was given
     uint64_t passing          # of 1024 rows lately, those that filters let pass
@@ -202,15 +225,28 @@ cdef inline void next_part(PaneSet *panes) noexcept nogil:
             panes.merge_part = panes.panes[panes.merge_next]
 
 
+cdef inline void mark_dirty(PaneSet *panes, Pane *pane) noexcept nogil:
+    """Windows of the pane that have fired are to hear of it."""
+    pane.dirty = True
+    if not panes.dirty or pane.start < panes.dirty_from:
+        panes.dirty_from = pane.start
+    if not panes.dirty or pane.start > panes.dirty_to:
+        panes.dirty_to = pane.start
+    panes.dirty = True
+
+
 cdef void query_init(Query *query) noexcept nogil
 cdef void query_release(Query *query, Arena *arena) noexcept nogil
 cdef uint32_t pane_position(const PaneSet *panes, int64_t start) noexcept nogil
 cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_t start, Pane **out) noexcept nogil
+cdef void list_skip(PaneSet *panes, uint32_t n) noexcept nogil
+cdef void list_release(Arena *arena, PaneSet *panes) noexcept nogil
+cdef void before_release(const Query *query, Arena *arena, Pane *pane) noexcept nogil
 cdef void drop_pane(Query *query, Arena *arena, Pane *pane) noexcept nogil
 cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noexcept nogil
 cdef void pane_absorb(Query *query, Context *context, Pane *pane, Pane *other) noexcept nogil
-cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, Pane **others, uint32_t n_others,
-                       uint32_t others_capacity, bint theirs_first) noexcept nogil
+cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *others,
+                       bint theirs_first) noexcept nogil
 cdef void panes_reset(PaneSet *panes) noexcept nogil
 cdef bint next_due(Query *query, PaneSet *panes, int64_t watermark, int64_t *end) noexcept nogil
 cdef bint hand_over(Output *output, Context *context, uint32_t kind, Query *query) noexcept nogil

@@ -12,6 +12,7 @@ from flexstream.cython_ext.partial cimport (
     ROWS_MASK, Table, entry_merge, keys_within, table_destroy, table_init, table_locate, table_room,
 )
 from flexstream.cython_ext.ring cimport Message, ring_push
+from flexstream.cython_ext.rolling cimport rolling_forget, rolling_release
 from flexstream.cython_ext.sides cimport sides_drop, sides_release
 
 cdef enum:
@@ -30,6 +31,7 @@ cdef void panes_reset(PaneSet *panes) noexcept nogil:
     panes.fired_until = INT64_MIN
     panes.restored_until = INT64_MIN
     panes.revised_until = INT64_MIN
+    panes.rolled_until = INT64_MIN
 
 
 cdef void query_init(Query *query) noexcept nogil:
@@ -79,26 +81,84 @@ cdef uint32_t expected_capacity(const Query *query, const PaneSet *panes) noexce
     return capacity
 
 
+# The list of panes: a row of pointers with free places before and behind it, so that panes come and go at either end
+# for the price of one.
+
+
+cdef ArenaStatus list_grow(Context *context, PaneSet *panes, bint in_front) noexcept nogil:
+    """Free places, all of them on one side."""
+    cdef uint32_t capacity = panes.capacity * 2 if panes.capacity else 16
+    cdef void *memory
+    cdef Pane **first
+    cdef ArenaStatus status = arena_alloc(context.arena, capacity * sizeof(Pane *), &memory)
+    if status != ARENA_OK:
+        return status
+    first = <Pane **> memory + (capacity - panes.n if in_front else 0)
+    if panes.n:
+        memcpy(first, panes.panes, panes.n * sizeof(Pane *))
+    list_release(context.arena, panes)
+    panes.room = <Pane **> memory
+    panes.panes = first
+    panes.capacity = capacity
+    return ARENA_OK
+
+
+cdef ArenaStatus list_gap(Context *context, PaneSet *panes, bint in_front) noexcept nogil:
+    """A free place on that side: by moving all, if many others are free, so that it is rarely needed; else by growing."""
+    cdef uint32_t free_places = panes.capacity - panes.n
+    cdef uint32_t before = <uint32_t> (panes.panes - panes.room) if panes.room != NULL else 0
+    cdef Pane **to
+    if before if in_front else free_places - before:
+        return ARENA_OK
+    if free_places == 0 or free_places < panes.capacity // 4:
+        return list_grow(context, panes, in_front)
+    to = panes.room + ((free_places + 1) // 2 if in_front else 0)
+    memmove(to, panes.panes, panes.n * sizeof(Pane *))
+    panes.panes = to
+    return ARENA_OK
+
+
+cdef void list_insert(PaneSet *panes, uint32_t at, Pane *pane, bint in_front) noexcept nogil:
+    """Assumes: there is a free place on that side."""
+    if in_front:
+        memmove(panes.panes - 1, panes.panes, at * sizeof(Pane *))
+        panes.panes -= 1
+    else:
+        memmove(panes.panes + at + 1, panes.panes + at, (panes.n - at) * sizeof(Pane *))
+    panes.panes[at] = pane
+    panes.n += 1
+
+
+cdef void list_skip(PaneSet *panes, uint32_t n) noexcept nogil:
+    """The first n are not in it any more."""
+    panes.panes += n
+    panes.n -= n
+
+
+cdef void list_release(Arena *arena, PaneSet *panes) noexcept nogil:
+    if panes.room != NULL:
+        arena_release(arena, panes.room, panes.capacity * sizeof(Pane *))
+    panes.room = NULL
+    panes.panes = NULL
+    panes.capacity = 0
+
+
+# Panes come and go
+
+
 cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_t start, Pane **out) noexcept nogil:
     cdef uint32_t at = pane_position(panes, start)
+    cdef bint in_front = at < panes.n // 2
     cdef ArenaStatus status
     cdef void *memory
     cdef Pane *pane
-    cdef uint32_t capacity
     if at < panes.n and panes.panes[at].start == start:
         out[0] = panes.panes[at]
         use_pane(panes, out[0])
         return ARENA_OK
-    if panes.n == panes.capacity:
-        capacity = panes.capacity * 2 if panes.capacity else 16
-        status = arena_alloc(context.arena, capacity * sizeof(Pane *), &memory)
-        if status != ARENA_OK:
-            return status
-        if panes.panes != NULL:
-            memcpy(memory, panes.panes, panes.n * sizeof(Pane *))
-            arena_release(context.arena, panes.panes, panes.capacity * sizeof(Pane *))
-        panes.panes = <Pane **> memory
-        panes.capacity = capacity
+    status = list_gap(context, panes, in_front)
+    if status != ARENA_OK:
+        return status
     status = arena_alloc(context.arena, pane_bytes(query), &memory)
     if status != ARENA_OK:
         return status
@@ -113,13 +173,17 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
     if status != ARENA_OK:
         arena_release(context.arena, pane, pane_bytes(query))
         return status
-    memmove(panes.panes + at + 1, panes.panes + at, (panes.n - at) * sizeof(Pane *))
-    panes.panes[at] = pane
-    panes.n += 1
+    list_insert(panes, at, pane, in_front)
     use_pane(panes, pane)
     fs_count(&query.counters.open_panes, 1)
     out[0] = pane
     return ARENA_OK
+
+
+cdef void before_release(const Query *query, Arena *arena, Pane *pane) noexcept nogil:
+    if pane.before != NULL:
+        arena_release(arena, pane.before, <uint64_t> pane.before_room * query.layout.stride)
+    pane.before = NULL
 
 
 cdef void drop_pane(Query *query, Arena *arena, Pane *pane) noexcept nogil:
@@ -128,6 +192,7 @@ cdef void drop_pane(Query *query, Arena *arena, Pane *pane) noexcept nogil:
         following = pane.also
         table_destroy(&pane.table, arena)
         sides_drop(query, arena, pane)
+        before_release(query, arena, pane)
         arena_release(arena, pane, pane_bytes(query))
         pane = following
 
@@ -143,8 +208,7 @@ cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noe
         dense_settle(query, arena, panes.panes[i])
         panes.usual_keys = panes.panes[i].table.used
         drop_pane(query, arena, panes.panes[i])
-    panes.n -= n
-    memmove(panes.panes, panes.panes + n, panes.n * sizeof(Pane *))
+    list_skip(panes, n)
     fs_count(&query.counters.open_panes, -<uint64_t> n)
 
 
@@ -179,24 +243,25 @@ cdef uint32_t parts_of(const Pane *pane) noexcept nogil:
     return n
 
 
-cdef bint piled_up(const Query *query, const PaneSet *panes, Pane **others, uint32_t n_others) noexcept nogil:
+cdef bint piled_up(const Query *query, const PaneSet *panes, const PaneSet *others) noexcept nogil:
     """Whether some pane would have too many parts. Not when they cannot be folded: then nothing is under way."""
     cdef uint32_t i, at
     if not query.unfolded:
         return False
-    for i in range(n_others):
-        at = pane_position(panes, others[i].start)
-        if at < panes.n and panes.panes[at].start == others[i].start \
+    for i in range(others.n):
+        at = pane_position(panes, others.panes[i].start)
+        if at < panes.n and panes.panes[at].start == others.panes[i].start \
                 and panes.panes[at].also != NULL and parts_of(panes.panes[at]) >= MOST_PARTS:
             return True
     return False
 
 
-cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, Pane **others, uint32_t n_others,
-                       uint32_t others_capacity, bint theirs_first) noexcept nogil:
+cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *others,
+                       bint theirs_first) noexcept nogil:
     """Take the panes of another worker by pointer. False: no memory yet, or parts must be folded first; nothing changed.
 
     Where both have a pane, one becomes a part of the other: the first is the one of whoever has fired its windows.
+    Of `others` only the list is read, which is empty afterwards.
     """
     cdef Pane **merged
     cdef void *memory
@@ -204,42 +269,45 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, Pane **ot
     cdef uint32_t capacity = 16
     cdef uint32_t mine = 0
     cdef uint32_t theirs = 0
-    if n_others == 0:
-        if others != NULL:
-            arena_release(context.arena, others, others_capacity * sizeof(Pane *))
+    if others.n == 0:
+        list_release(context.arena, others)
         return True
-    if piled_up(query, panes, others, n_others):
+    if piled_up(query, panes, others):
         return False
-    while capacity < panes.n + n_others:
+    while capacity < panes.n + others.n:
         capacity *= 2
     if arena_alloc(context.arena, capacity * sizeof(Pane *), &memory) != ARENA_OK:
         return False
+    if others.panes[0].start < panes.rolled_until:
+        rolling_forget(query, context.arena, panes)
     merged = <Pane **> memory
-    while mine < panes.n or theirs < n_others:
-        if mine == panes.n or (theirs < n_others and others[theirs].start < panes.panes[mine].start):
-            merged[n] = others[theirs]
+    while mine < panes.n or theirs < others.n:
+        if mine == panes.n or (theirs < others.n and others.panes[theirs].start < panes.panes[mine].start):
+            merged[n] = others.panes[theirs]
             theirs += 1
-        elif theirs == n_others or panes.panes[mine].start < others[theirs].start:
+        elif theirs == others.n or panes.panes[mine].start < others.panes[theirs].start:
             merged[n] = panes.panes[mine]
             mine += 1
         else:
-            merged[n] = others[theirs] if theirs_first else panes.panes[mine]
+            merged[n] = others.panes[theirs] if theirs_first else panes.panes[mine]
             dense_settle(query, context.arena, panes.panes[mine])
-            pane_absorb(query, context, merged[n], panes.panes[mine] if theirs_first else others[theirs])
+            pane_absorb(query, context, merged[n], panes.panes[mine] if theirs_first else others.panes[theirs])
             mine += 1
             theirs += 1
             fs_count(&query.counters.open_panes, -<uint64_t> 1)
-        panes.dirty = panes.dirty or merged[n].dirty
+        if merged[n].dirty:
+            mark_dirty(panes, merged[n])
         if merged[n].also != NULL and query.n_sides == 0:
             query.unfolded = True
             query.fold_group = 0
             query.fold_from = INT64_MIN
             context.unfolded = True
         n += 1
-    if panes.panes != NULL:
-        arena_release(context.arena, panes.panes, panes.capacity * sizeof(Pane *))
-    arena_release(context.arena, others, others_capacity * sizeof(Pane *))
-    fs_count(&query.counters.open_panes, n_others)
+    fs_count(&query.counters.open_panes, others.n)
+    list_release(context.arena, others)
+    others.n = 0
+    list_release(context.arena, panes)
+    panes.room = merged
     panes.panes = merged
     panes.n = n
     panes.capacity = capacity
@@ -254,29 +322,27 @@ cdef void query_release(Query *query, Arena *arena) noexcept nogil:
     cdef PaneSet *panes
     for g in range(query.groups):
         panes = &query.sets[g]
-        if panes.panes != NULL:
+        rolling_release(query, arena, panes)
+        if panes.room != NULL:
             drop_panes(query, arena, panes, panes.n)
-            arena_release(arena, panes.panes, panes.capacity * sizeof(Pane *))
+            list_release(arena, panes)
         memset(panes, 0, sizeof(PaneSet))
     dense_release(query, arena)
     sides_release(query, arena)
-    if query.merged.entries != NULL:
-        table_destroy(&query.merged, arena)
+    table_destroy(&query.rolling.older, arena)
+    table_destroy(&query.rolling.newer, arena)
 
 
 cdef bint next_due(Query *query, PaneSet *panes, int64_t watermark, int64_t *end) noexcept nogil:
     """The earliest window that has not fired, holds a pane, and ends at or before the watermark."""
-    cdef uint32_t i
-    cdef int64_t candidate
+    cdef uint32_t i = pane_position(panes, open_from(query, panes.fired_until))
     cdef int64_t after = end_after(query, panes.fired_until)
-    for i in range(panes.n):
-        candidate = first_end(query, panes.panes[i].start)
-        if candidate < after:
-            candidate = after
-        if candidate <= last_end(query, panes.panes[i].start):
-            end[0] = candidate
-            return candidate <= watermark
-    return False
+    if i == panes.n:
+        return False
+    end[0] = first_end(query, panes.panes[i].start)
+    if end[0] < after:
+        end[0] = after
+    return end[0] <= watermark
 
 
 # Output

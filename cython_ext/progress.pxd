@@ -22,6 +22,11 @@ cdef inline int64_t finite(int64_t watermark) noexcept nogil:
     return -FS_TIME_LIMIT if watermark < -FS_TIME_LIMIT else watermark
 
 
+cdef inline bint is_working(const WorkerState *worker) noexcept nogil:
+    """Whether rows or watermarks are being worked on."""
+    return worker.item.stream != NULL or worker.advance.stream != NULL
+
+
 cdef inline void bound_times(StreamState *stream, uint64_t realtime_ns) noexcept nogil:
     """How late a time may be, now. Without a bound: the last one there is."""
     stream.clock = FS_TIME_LIMIT

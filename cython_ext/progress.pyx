@@ -13,7 +13,7 @@ from flexstream.cython_ext.includes.linux cimport (
 )
 from flexstream.cython_ext.includes.moves cimport FS_MOVES
 from flexstream.cython_ext.includes.native cimport (
-    fs_count, fs_load_acquire, fs_realtime_ns, fs_store_relaxed, fs_store_release,
+    fs_count, fs_load_acquire, fs_load_relaxed, fs_realtime_ns, fs_store_relaxed, fs_store_release,
 )
 from flexstream.cython_ext.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_DONE
 from flexstream.cython_ext.panes cimport (
@@ -99,6 +99,10 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
         worker.context.latest = stream.latest
         while item.next_query < stream.n_queries:
             query = stream.queries[item.next_query]
+            if fs_load_relaxed(&query.cancelled):
+                item.query_done = 0
+                item.next_query += 1
+                continue
             if not query_has_late_room(query, &worker.context, n):
                 return STEP_WAIT
             worker.context.batch_from = item.query_done
@@ -310,7 +314,7 @@ cdef void detach(WorkerState *worker, Connection *connection) noexcept nogil:
     if worker.serving == connection:
         worker.serving = NULL
     fs_store_relaxed(&worker.n_connections, worker.n_connections - 1)
-    worker.last_closed = connection
+    worker.detached += 1
 
 
 cdef void close_connection(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil:
@@ -362,6 +366,15 @@ cdef void finish_bytes(WorkerState *worker) noexcept nogil:
         send_ack(connection)
 
 
+cdef void begin_later_advance(WorkerState *worker) noexcept nogil:
+    """Watermarks that came while something else was worked on."""
+    cdef uint32_t s = 0
+    while not worker.later >> s & 1:
+        s += 1
+    worker.later &= ~(<uint64_t> 1 << s)
+    begin_advance(worker, worker.streams[s], 0, worker.streams[s].groups)
+
+
 cdef Step worker_progress(WorkerState *worker) noexcept nogil:
     """Work on the current item. STEP_DONE: there is none left. STEP_MORE: a good place for a quiescent point."""
     cdef Step step
@@ -374,6 +387,9 @@ cdef Step worker_progress(WorkerState *worker) noexcept nogil:
         if worker.item.stream != NULL:
             if run_item(worker) == STEP_WAIT:
                 return STEP_WAIT
+            continue
+        if worker.later:
+            begin_later_advance(worker)
             continue
         report_done_sessions(worker)
         if worker.feeding:

@@ -18,6 +18,7 @@ from flexstream.cython_ext.partial cimport (
     KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side,
 )
 from flexstream.cython_ext.program cimport BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free
+from flexstream.cython_ext.rolling cimport KEPT_PANES, STACKED_PANES
 from flexstream.cython_ext.variant cimport variant_kernel
 
 RESULT_BLOCK_ROWS = 384
@@ -123,6 +124,8 @@ cdef class QueryState:
         build_layout(&query.layout, lowered)
         build_sides(query, lowered)
         query.invertible = query.n_sides == 0 and layout_invertible(&query.layout)
+        query.stacked = query.n_sides == 0 and not query.invertible and query.size // query.pane > STACKED_PANES
+        query.keeps = (query.invertible or query.stacked) and query.size // query.pane > KEPT_PANES
         query.sets = <PaneSet *> calloc(groups, sizeof(PaneSet))
         if query.sets == NULL:
             raise MemoryError("no memory for a query's panes")
@@ -178,6 +181,10 @@ cdef class QueryState:
         """Of `received` rows of the stream on its worker, those that came after the query; none before it has come."""
         cdef uint64_t before = fs_load_relaxed(&self.query.counters.rows_before)
         return 0 if before == UINT64_MAX else received - before
+
+    def cancel(self):
+        """It fires nothing and takes no row from here on, whatever it is in the middle of; DROP_QUERY follows."""
+        fs_store_release(&self.query.cancelled, 1)
 
     def restore(self, ends):
         """{group: the end of the last window that fired before a restart}. Before a worker has the query.

@@ -76,6 +76,11 @@ cdef inline bint ring_pop(Ring *ring, Message *message) noexcept nogil:
     return True
 
 
+cdef inline const Message *ring_first(const Ring *ring) noexcept nogil:
+    """Seen by the consumer: what the next pop will give. Assumes: it is not empty."""
+    return &ring.slots[ring.head & ring.mask]
+
+
 cdef inline uint64_t ring_free_slots(Ring *ring) noexcept nogil:
     """Seen by the producer: at least this many pushes will succeed."""
     return ring.mask + 1 - (fs_load_relaxed(&ring.tail) - fs_load_acquire(&ring.head))

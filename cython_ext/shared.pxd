@@ -105,6 +105,8 @@ cdef struct Move:                 # made and freed by the mover; in between it b
     uint64_t adopted_ns           # B serves them
     uint64_t drained_ns           # A published its panes
     uint64_t absorbed_ns          # B has them
+    const uint64_t *out_head      # how far A's reports are read,
+    uint64_t out_tail             # and how far they are to be before B says anything of the group
     bint drained                  # B has read DRAINED
     uint64_t done                 # nobody owes the group anything, what was due has fired: the mover may free it
     Move *next                    # in the list of the worker that has it
@@ -136,9 +138,7 @@ cdef struct Loan:                 # a split, or its end: made and freed by the m
 
 cdef struct SharedQuery:
     uint64_t id
-    Pane **panes
-    uint32_t n
-    uint32_t capacity
+    PaneSet panes             # of which only the list is used
 
 
 cdef struct Share:                # complete panes and the watermarks behind them; in the borrower's arena, then the owner's

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from flexstream.cython_ext.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus
-from flexstream.cython_ext.includes.native cimport fs_floor_to
+from flexstream.cython_ext.includes.native cimport fs_floor_to, fs_minus
 from flexstream.cython_ext.panes cimport (
     PHASE_EMIT, PHASE_EMIT_UNMERGED, STEP_DONE, STEP_MORE, STEP_WAIT, Context, Pane, PaneSet, Query, Step,
     next_part, pane_position,
@@ -128,7 +128,7 @@ cdef void sides_apply(Query *query, Context *context, uint32_t m) noexcept nogil
 
 
 cdef void first_part(Query *query, PaneSet *panes) noexcept nogil:
-    panes.merge_next = pane_position(panes, panes.firing_end - query.size)
+    panes.merge_next = pane_position(panes, fs_minus(panes.firing_end, query.size))
     panes.merge_part = panes.panes[panes.merge_next]
     panes.cursor = 0
 
@@ -155,7 +155,7 @@ cdef void sides_begin(Query *query, PaneSet *panes) noexcept nogil:
             next_part(panes)
         first_part(query, panes)
     else:
-        forget_counts(query, &query.merged, 0)
+        forget_counts(query, &query.rolling.older, 0)
     for d in range(query.n_sides):
         if query.sides[d].merged.entries != NULL:
             table_clear(&query.sides[d].merged)
@@ -164,7 +164,7 @@ cdef void sides_begin(Query *query, PaneSet *panes) noexcept nogil:
 cdef bint seen_before(Query *query, PaneSet *panes, const unsigned char *entry) noexcept nogil:
     """Whether a part before this one has the value."""
     cdef const Side *side = &query.sides[panes.side]
-    cdef uint32_t i = pane_position(panes, panes.firing_end - query.size)
+    cdef uint32_t i = pane_position(panes, fs_minus(panes.firing_end, query.size))
     cdef const unsigned char *found
     cdef Pane *part
     while True:
@@ -183,11 +183,11 @@ cdef bint seen_before(Query *query, PaneSet *panes, const unsigned char *entry) 
 cdef void count_value(Query *query, PaneSet *panes, const unsigned char *entry) noexcept nogil:
     """One more for the key: in its merged entry, or in that of the first part that has the key."""
     cdef const Side *side = &query.sides[panes.side]
-    cdef uint32_t i = pane_position(panes, panes.firing_end - query.size)
+    cdef uint32_t i = pane_position(panes, fs_minus(panes.firing_end, query.size))
     cdef unsigned char *found
     cdef Pane *part
     if not panes.unmerged:
-        found = table_find(&query.merged, &query.layout, <const int64_t *> (entry + 8))
+        found = table_find(&query.rolling.older, &query.layout, <const int64_t *> (entry + 8))
         (<uint64_t *> found)[side.slot] += 1
         return
     while True:

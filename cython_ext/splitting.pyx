@@ -1,7 +1,7 @@
 """See splitting.pxd."""
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy
 
 from flexstream.cython_ext.arena cimport ARENA_OK, arena_alloc, arena_release, arena_size
 from flexstream.cython_ext.dense cimport dense_settle
@@ -11,7 +11,7 @@ from flexstream.cython_ext.messages cimport BORROW, GIVE_BACK, SHARE
 from flexstream.cython_ext.moving cimport (
     begin_at, bytes_of_pane, position_of, query_of, ring_room, take_over, tell, wake,
 )
-from flexstream.cython_ext.panes cimport Pane, PaneSet, Query, panes_absorb, panes_reset
+from flexstream.cython_ext.panes cimport Pane, PaneSet, Query, list_release, list_skip, mark_dirty, panes_absorb, panes_reset
 from flexstream.cython_ext.progress cimport begin_advance, detach, note_session
 from flexstream.cython_ext.shared cimport Connection, LentStream, SharedQuery
 
@@ -190,25 +190,27 @@ cdef bint share_query(WorkerState *worker, Share *share, Query *query, int64_t w
     if n and arena_alloc(&worker.arena, n * sizeof(Pane *), &memory) != ARENA_OK:
         return False
     out.id = query.id
-    out.n = n
-    out.capacity = n
-    out.panes = <Pane **> memory
+    panes_reset(&out.panes)
+    out.panes.n = n
+    out.panes.capacity = n
+    out.panes.room = <Pane **> memory
+    out.panes.panes = <Pane **> memory
     share.n_queries += 1
     if n == 0:
         return True
     share.state_bytes += arena_size(n * sizeof(Pane *))
-    memcpy(out.panes, panes.panes, n * sizeof(Pane *))
+    memcpy(memory, panes.panes, n * sizeof(Pane *))
     for i in range(n):
-        dense_settle(query, &worker.arena, out.panes[i])
-        share.state_bytes += bytes_of_pane(query, out.panes[i])
-        panes.usual_keys = out.panes[i].table.used
-    panes.n -= n
-    memmove(panes.panes, panes.panes + n, panes.n * sizeof(Pane *))
+        dense_settle(query, &worker.arena, panes.panes[i])
+        share.state_bytes += bytes_of_pane(query, panes.panes[i])
+        panes.usual_keys = panes.panes[i].table.used
+    list_skip(panes, n)
     panes.recent = NULL
     panes.previous = NULL
     panes.dirty = False
     for i in range(panes.n):
-        panes.dirty = panes.dirty or panes.panes[i].dirty
+        if panes.panes[i].dirty:
+            mark_dirty(panes, panes.panes[i])
     fs_count(&query.counters.open_panes, -<uint64_t> n)
     return True
 
@@ -244,7 +246,8 @@ cdef bint contribute(WorkerState *worker, StreamState *stream, uint32_t group, b
         stream.shared_until[group] = watermark
         if INT64_MIN < watermark < INT64_MAX:
             for q in range(stream.n_queries):
-                settle(stream.queries[q], &worker.context, &stream.queries[q].sets[group], watermark)
+                while not settle(stream.queries[q], &worker.context, &stream.queries[q].sets[group], watermark):
+                    pass
     fs_count(&worker.arena.in_use, -share.state_bytes)
     tell(worker, owner, SHARE, share)
     wake(worker, owner)
@@ -290,9 +293,7 @@ cdef bint give_back(WorkerState *worker, Loan *loan) noexcept nogil:
             stream.borrowed[at + slot] = 0
         stream.borrows[loan.group] = 0
         for q in range(stream.n_queries):
-            if stream.queries[q].sets[loan.group].panes != NULL:
-                arena_release(&worker.arena, stream.queries[q].sets[loan.group].panes,
-                              stream.queries[q].sets[loan.group].capacity * sizeof(Pane *))
+            list_release(&worker.arena, &stream.queries[q].sets[loan.group])
             panes_reset(&stream.queries[q].sets[loan.group])
     tell(worker, owner, GIVE_BACK, loan)
     wake(worker, owner)
@@ -314,7 +315,7 @@ cdef bint absorb_share(WorkerState *worker, Share *share) noexcept nogil:
         query = query_of(stream, shared.id)
         if query != NULL:
             panes = &query.sets[share.group]
-            if not panes_absorb(query, &worker.context, panes, shared.panes, shared.n, shared.capacity, False):
+            if not panes_absorb(query, &worker.context, panes, &shared.panes, False):
                 return False
         share.taken += 1
     for i in range(share.n_slots):          # not of a slot that another session has by now: that was not lent

@@ -18,13 +18,14 @@ cdef enum:
 
 cdef inline void show_pane(Query *query, Context *context, PaneSet *panes, Pane *pane,
                            fs_pane_view *view) noexcept nogil:
-    """A pane that rows may simply be added to; one whose window has fired needs the generic variant's marks."""
+    """A pane that rows may simply be added to. The generic variant marks one whose window has fired, and knows what to
+    forget when rows come for one that was merged."""
     cdef Front *front
     cdef int64_t end
     view.start = 0
     view.span = 0
     view.range = 0
-    if pane == NULL or (query.lateness > 0 and first_end(query, pane.start) <= panes.fired_until):
+    if pane == NULL or pane.start < panes.rolled_until or (query.lateness > 0 and first_end(query, pane.start) <= panes.fired_until):
         return
     view.start = pane.start if pane.start > -FS_TIME_LIMIT else -FS_TIME_LIMIT
     end = pane.start + query.pane

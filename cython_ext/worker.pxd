@@ -147,7 +147,8 @@ cdef struct WorkerState:
     Connection *limbo             # closed, not yet reported: the out ring was full
     # the current item
     Connection *serving
-    Connection *last_closed       # never read through: only to see that it is gone
+    uint64_t detached             # connections that were, so far: who has a pointer to one looks whether it may be gone
+    uint64_t later                # streams, a bit each, whose watermarks rose while something else was worked on
     uint64_t bytes_at
     uint64_t bytes_n
     Item item

@@ -15,7 +15,7 @@ from flexstream.cython_ext.includes.native cimport (
     fs_store_release, fs_thread_cpu_ns, fs_thread_id,
 )
 from flexstream.cython_ext.messages cimport (
-    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CLOSE_WINDOWS, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD, LEND, PING, PONG,
+    ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CLOSE_WINDOWS, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD, KNOCK, LEND, PING, PONG,
     QUERY_GONE, RECALL, REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK,
     SWEEP,
 )
@@ -26,9 +26,9 @@ from flexstream.cython_ext.moving cimport (
 from flexstream.cython_ext.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
 from flexstream.cython_ext.progress cimport (
     END_OF_STREAM, NO_WATERMARK, ack_the_rest, begin_advance, begin_revision, begin_rows, believable, close_connection,
-    look_at_clock, push_limbo, raise_session, report, send_ack, worker_progress,
+    is_working, look_at_clock, push_limbo, raise_session, report, send_ack, worker_progress,
 )
-from flexstream.cython_ext.ring cimport Message, ring_empty, ring_free_slots, ring_pop
+from flexstream.cython_ext.ring cimport Message, ring_empty, ring_first, ring_free_slots, ring_pop
 from flexstream.cython_ext.sampling cimport sample_if_wanted, sample_is_wanted
 from flexstream.cython_ext.shared cimport Connection, Loan, Move
 from flexstream.cython_ext.splitting cimport absorb_share, give_back, lend
@@ -132,7 +132,10 @@ cdef void session_watermark(WorkerState *worker, StreamState *stream, Message *o
     for g in range(stream.groups):
         if except_ == NULL or not except_[g >> 3] & (1 << (g & 7)):
             raise_session(worker, stream, order.slot, g, watermark)
-    begin_advance(worker, stream, 0, stream.groups)
+    if is_working(worker):
+        worker.later |= <uint64_t> 1 << stream.index
+    else:
+        begin_advance(worker, stream, 0, stream.groups)
 
 
 cdef inline void hear(WorkerState *worker, StreamState *stream, uint32_t slot, uint64_t now) noexcept nogil:
@@ -231,7 +234,7 @@ cdef int receive(WorkerState *worker, Connection *connection, uint64_t now) noex
 cdef Step serve(WorkerState *worker, Connection *connection, uint64_t now) noexcept nogil:
     """Receive and work off. STEP_WAIT: the current item could not be finished yet."""
     cdef int tries, full
-    worker.last_closed = NULL
+    cdef uint64_t detached = worker.detached
     for tries in range(RECEIVES_PER_EVENT):
         full = receive(worker, connection, now)
         if full < 0:
@@ -239,7 +242,7 @@ cdef Step serve(WorkerState *worker, Connection *connection, uint64_t now) noexc
         if work_off(worker) == STEP_WAIT:
             return STEP_WAIT
         # Closed: it may be freed already. Orders: what is left is reported again.
-        if full == 0 or worker.last_closed == connection or orders_wait(worker):
+        if full == 0 or worker.detached != detached or orders_wait(worker):
             break
     return STEP_DONE
 
@@ -332,10 +335,29 @@ cdef void pin(WorkerState *worker) noexcept nogil:
             worker.pin_errno = errno
 
 
+cdef inline bint can_be_obeyed_at_once(const Message *order) noexcept nogil:
+    """Orders that begin no work and look at no window: they need not wait for what is being worked on."""
+    return (order.kind == ADD_CONNECTION or order.kind == REGISTER_SESSION or order.kind == SESSION_FREE
+            or order.kind == SESSION_WATERMARK or order.kind == ADD_STREAM or order.kind == KNOCK)
+
+
+cdef void run_light_orders(WorkerState *worker) noexcept nogil:
+    """While something is being worked on, or has to wait: the mailbox, as far as its orders can be obeyed at once."""
+    cdef Message order
+    while ring_free_slots(&worker.out) >= RING_RESERVE and not ring_empty(&worker.mailbox) \
+            and can_be_obeyed_at_once(ring_first(&worker.mailbox)) and ring_pop(&worker.mailbox, &order):
+        obey(worker, &order, fs_now_ns())
+
+
 cdef Step work_off(WorkerState *worker) noexcept nogil:
     """The current item to its end, or STEP_WAIT. Between its slices the worker is at a quiescent point."""
-    cdef Step step = STEP_MORE
+    cdef Step step = worker_progress(worker)
+    quiescent(worker)
     while step == STEP_MORE:
+        if fs_load_acquire(&worker.stop_wanted) == 2:
+            worker.stopping = 2
+            return STEP_WAIT
+        run_light_orders(worker)
         step = worker_progress(worker)
         quiescent(worker)
     return step
@@ -427,6 +449,7 @@ cdef int run_sockets(WorkerState *worker, epoll_event *events, int n, uint64_t n
     cdef int i
     cdef int served = 0
     cdef uint64_t count
+    cdef uint64_t detached = worker.detached
     for i in range(n):
         if events[i].data.ptr == NULL:
             if read(worker.wake_fd, &count, 8) < 0:
@@ -439,8 +462,8 @@ cdef int run_sockets(WorkerState *worker, epoll_event *events, int n, uint64_t n
         served += 1
         quiescent(worker)
         sample_if_wanted(worker)
-        if orders_wait(worker):
-            break               # an order may take a socket away; what was not served now is reported again
+        if worker.detached != detached or orders_wait(worker):
+            break               # a socket may be gone, or an order take it away; what was not served is reported again
     return served
 
 
@@ -484,6 +507,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
         # An unfinished item comes first: until it is done no socket is read and no order taken.
         if work_off(worker) == STEP_WAIT or ring_free_slots(&worker.out) < RING_RESERVE:
             flush_outputs(worker)
+            run_light_orders(worker)
             wait_for_reader(worker)
             continue
         fs_store_relaxed(&worker.stalled, 0)

@@ -277,6 +277,8 @@ class Engine(Orders):
 
     def cancel(self, name: str) -> None:
         """Stop a query. Windows that have not fired are dropped; its result log stays on disk."""
+        for state in self._running(name).states:
+            state.cancel()  # first: what is ordered below waits for the workers, and so for what they are firing
         self.staging.query_gone(name)
         with self.mover.without_splits(), self._lock:
             self._check_open()

@@ -1,6 +1,7 @@
 """Late rows and explicit watermarks: what is late, what makes a revision, and what the end of the stream closes."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import flexstream as fs
 from flexstream.testing import run
 from tests.property.checks import FINISH_S, as_rows, assert_ledger, equal, window_of
+from tests.waiting import WAIT_S, wait_until
 
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i32", "x": "i64"}, key="k", time="t")
 
@@ -248,3 +250,34 @@ def check_late(rnd, max_rows=12):
 def test_random_watermarks_give_what_the_oracle_gives(seed):
     for i in range(100):
         check_late(random.Random(f"{seed}/{i}"), max_rows=2500 if i % 25 == 0 else 12)
+
+
+# -- moves
+
+
+def test_a_revision_of_the_new_owner_is_not_read_before_what_the_old_one_said():
+    query = counting(fs.tumbling("10s"), "50s")
+    reading, go_on = threading.Event(), threading.Event()
+
+    def hold_up_the_reader(batch):
+        reading.set()
+        go_on.wait(WAIT_S)
+
+    with fs.Engine(workers=2, groups=1, pin=False) as engine:
+        engine.submit(query)
+        engine.move({0: 1})  # reports are read in the order of the workers: the new owner's first
+        engine.on_results("q", hold_up_the_reader)
+        engine.feed("s", rows(5), watermark=10)
+        assert reading.wait(WAIT_S)
+        engine.feed("s", rows(15), watermark=20)  # fires at the old owner, and is not read
+        engine.flush()
+        moving = threading.Thread(target=engine.move, args=({0: 0},))
+        moving.start()
+        wait_until(lambda: engine.placement() == [0], "the group has moved")
+        engine.feed("s", rows(16), watermark=False)  # a revision, at the new one
+        engine.flush()
+        go_on.set()
+        moving.join(WAIT_S)
+        engine.finish(timeout=FINISH_S)
+        found = emitted(as_rows(engine.results("q")))
+    assert found == [(0, 1, 1, 0), (10, 1, 1, 0), (10, 1, 2, 1)]

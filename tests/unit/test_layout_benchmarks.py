@@ -14,7 +14,7 @@ import pytest
 from flexstream import wire
 from flexstream.testing import ysb
 
-SCRIPTS = ("ingest", "inmemory", "produce", "latency", "adaptive", "peers")
+SCRIPTS = ("ingest", "inmemory", "windows", "produce", "latency", "adaptive", "peers")
 
 
 @pytest.fixture(autouse=True)

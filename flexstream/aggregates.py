@@ -9,7 +9,7 @@ from flexstream import expr as expressions
 from flexstream.errors import QueryError
 from flexstream.expr import Expr, Typed
 from flexstream.schema import FieldType
-from flexstream.windows import WindowSpec
+from flexstream.windows import MOST_WINDOWS_COUNTED_ANEW, WindowSpec
 
 FUNCTIONS = (
     "count", "count_if", "sum", "min", "max", "avg", "stddev", "first", "last", "distinct",
@@ -75,6 +75,13 @@ def check_window(aggregate: Aggregate, window: WindowSpec | None) -> None:
             f"order_hash needs a tumbling window, not {window}: panes do not keep the order of rows between them",
             code="bad_window",
             hint="use fs.tumbling(...)",
+        )
+    if aggregate.fn == "distinct" and window is not None and window.windows_per_row > MOST_WINDOWS_COUNTED_ANEW:
+        raise QueryError(
+            f"distinct counts a row's value anew in each of its windows: {window.windows_per_row} times with {window}; "
+            f"the limit is {MOST_WINDOWS_COUNTED_ANEW}",
+            code="too_costly",
+            hint="use approx_distinct, whose panes are merged, or a longer slide",
         )
 
 

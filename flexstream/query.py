@@ -25,7 +25,7 @@ from flexstream.plan import (
 )
 from flexstream.schema import arrow_type, check_field_name, near_names
 from flexstream.stream import RESULT_NAMES, Stream, check_name
-from flexstream.windows import WindowSpec
+from flexstream.windows import MOST_WINDOWS_COUNTED_ANEW, WindowSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,6 +141,13 @@ class Query:
                     code="bad_window",
                     hint="use a shorter one, or a time field with a coarser unit",
                 )
+        if lateness_ns and spec.windows_per_row > MOST_WINDOWS_COUNTED_ANEW:
+            raise QueryError(
+                "with allowed lateness every pane keeps a count for each of its windows: "
+                f"{spec.windows_per_row} of them with {spec}; the limit is {MOST_WINDOWS_COUNTED_ANEW}",
+                code="too_costly",
+                hint="use a longer slide, or no allowed lateness",
+            )
         return replace(self, window_spec=spec, allowed_lateness_ns=lateness_ns)
 
     def agg(self, /, **aggregates: Aggregate) -> Query:

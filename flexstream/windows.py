@@ -13,6 +13,7 @@ from flexstream import durations
 from flexstream.errors import QueryError
 
 MAX_PANES_PER_WINDOW = 65_536
+MOST_WINDOWS_COUNTED_ANEW = 1_024  # of a row: what each of its windows costs by itself, a row costs so many times
 SPAN_LIMIT = 1 << 60  # of a stream's time units, as in window_times.h: no sum of times and spans leaves 64 bits
 
 
@@ -28,6 +29,10 @@ class WindowSpec:
     def pane_ns(self) -> int:
         """The smallest slice of event time that all windows share."""
         return math.gcd(self.size_ns, self.slide_ns)
+
+    @property
+    def windows_per_row(self) -> int:
+        return -(-self.size_ns // self.slide_ns)
 
     def to_dict(self) -> dict[str, str]:
         body = {"kind": self.kind, "size": durations.format(self.size_ns)}

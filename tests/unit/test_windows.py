@@ -2,6 +2,7 @@
 
 import pytest
 
+import flexstream as fs
 from flexstream import WindowSpec, sliding, tumbling
 from flexstream.errors import FlexStreamError, QueryError
 
@@ -64,3 +65,15 @@ def test_bad_dict_forms_are_refused(body):
 def test_a_gap_between_windows_is_refused_with_the_reason():
     with pytest.raises(QueryError, match="in no window"):
         sliding("1s", every="2s")
+
+
+def test_a_plan_whose_cost_per_row_is_absurd_is_refused_with_the_number():
+    stream = fs.Stream("s", {"t": "timestamp[s]", "k": "i64"}, key="k", time="t")
+    long = fs.sliding("65536s", every="1s")
+    with pytest.raises(fs.QueryError, match=r"each of its windows: 65536 times .* the limit is 1024") as error:
+        stream.query("q").window(long).agg(n=fs.distinct("k"))
+    assert error.value.code == "too_costly"
+    with pytest.raises(fs.QueryError, match="65536 of them") as error:
+        stream.query("q").window(long, allowed_lateness="1s")
+    assert error.value.code == "too_costly"
+    assert stream.query("q").window(long).agg(n=fs.count(), least=fs.min("k"), d=fs.approx_distinct("k")).bound()

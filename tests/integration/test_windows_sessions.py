@@ -7,7 +7,7 @@ import pytest
 
 import flexstream as fs
 from flexstream.testing import run
-from tests.property.checks import FINISH_S, as_rows, assert_ledger, equal, window_of
+from tests.property.checks import FINISH_S, as_rows, assert_last_results, assert_ledger
 
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i32", "x": "i64"}, key="k", time="t", max_disorder="40s")
 DAY = 86_400
@@ -140,11 +140,7 @@ def check_sessions(rnd):
     everything = np.concatenate(sent)
     oracle = run(query, everything, marks)
     note = f"{query.explain()}\n{story}"
-    last = {window_of(query, row): row for row in results}
-    assert last.keys() == oracle.windows.keys(), note
-    for window, values in oracle.windows.items():
-        for name, value in values.items():
-            assert equal(last[window][name], value), f"{window} {name} {last[window]} {value}\n{note}"
+    assert_last_results(query, results, oracle.windows, note)
     expected = sorted(tuple(everything[i].tolist()) for i in oracle.late)
     assert sorted((row["t"], row["k"], row["x"]) for row in late) == expected, note
     assert_ledger(status, "s", len(everything))

@@ -113,6 +113,15 @@ def assert_same_results(query: fs.Query, results: list[dict[str, Any]], windows:
             )
 
 
+def assert_last_results(query: fs.Query, results: list[dict[str, Any]], windows: dict[Any, Any], note: str) -> None:
+    """The last revision of each window is what the oracle says, and there are no others."""
+    last = {window_of(query, row): row for row in results}
+    assert last.keys() == windows.keys(), note
+    for window, values in windows.items():
+        for name, value in values.items():
+            assert equal(last[window][name], value), f"{window} {name} {last[window]} {value}\n{note}"
+
+
 def assert_counts(status: dict[str, Any], query: fs.Query, oracle: Any, n: int) -> None:
     """Every row is in exactly one of applied, filtered, late and rejected."""
     said = status["queries"][query.name]

@@ -3,7 +3,8 @@
 A part that came from another worker is linked to its pane at once (panes_absorb); its entries then go to the pane's own
 table in slices, one at each turn of the worker's loop, when nothing fires. An entry that went over is left without rows,
 which is not being there: so at any time the pane is the sum of its parts, and whoever fires, moves or lends it need not
-know how far the folding is. What has side tables is not folded, and neither is anything when memory is at its cap.
+know how far the folding is. Side tables follow the entries; a window of several parts counts its values anew when it fires,
+so what a key's entry says of them matters only when the pane is one again. Nothing is folded when memory is at its cap.
 """
 
 from libc.stdint cimport uint32_t

@@ -8,29 +8,45 @@ from flexstream.cython_ext.includes.native cimport fs_store_relaxed
 from flexstream.cython_ext.merging cimport table_merge
 from flexstream.cython_ext.panes cimport PHASE_NONE, Pane, PaneSet, Query, drop_pane, pane_position
 from flexstream.cython_ext.partial cimport DIRTY_BIT, ROWS_MASK, table_destroy
-from flexstream.cython_ext.sides cimport sides_release
+from flexstream.cython_ext.sides cimport forget_counts, sides_fold, sides_release, sides_slots
 
 cdef enum:
     SLICE = 4096              # entries between two quiescent points
 
 
-cdef ArenaStatus fold_part(Query *query, Arena *arena, Pane *pane, uint32_t *budget) noexcept nogil:
-    """Some of the first part's entries into the pane's own table; a part that has none left is dropped."""
-    cdef Pane *part = pane.also
+cdef ArenaStatus fold_entries(Query *query, Arena *arena, Pane *pane, Pane *part, uint32_t *budget) noexcept nogil:
     cdef uint64_t k = part.folded
     cdef uint64_t *entry
     cdef int problem = 0
-    cdef ArenaStatus status = table_merge(&pane.table, &query.layout, &part.table, &part.folded, budget, arena, &problem)
+    cdef ArenaStatus status
+    if k == 0 and query.n_sides:
+        forget_counts(query, &part.table, 0)        # values count when they go over themselves
+    status = table_merge(&pane.table, &query.layout, &part.table, &part.folded, budget, arena, &problem)
     while k < part.folded:
         entry = <uint64_t *> (part.table.entries + k * query.layout.stride)
         entry[0] &= ~(ROWS_MASK | DIRTY_BIT)
         k += 1
     if problem:
         fs_store_relaxed(&query.failed, 1)
-    if part.folded == part.table.capacity:
-        pane.also = part.also
-        part.also = NULL
-        drop_pane(query, arena, part)
+    return status
+
+
+cdef ArenaStatus fold_part(Query *query, Arena *arena, Pane *pane, uint32_t *budget) noexcept nogil:
+    """Some of the first part's entries into the pane's own table, then those of its side tables; a part that has none
+    left is dropped."""
+    cdef Pane *part = pane.also
+    cdef uint64_t side_slot
+    cdef ArenaStatus status = ARENA_OK
+    if part.folded < part.table.capacity:
+        status = fold_entries(query, arena, pane, part, budget)
+    if status == ARENA_OK and part.folded >= part.table.capacity:
+        side_slot = part.folded - part.table.capacity
+        status = sides_fold(query, arena, pane, part, &side_slot, budget)
+        part.folded = part.table.capacity + side_slot
+        if side_slot == sides_slots(query, part):
+            pane.also = part.also
+            part.also = NULL
+            drop_pane(query, arena, part)
     return status
 
 

@@ -297,7 +297,7 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *
             fs_count(&query.counters.open_panes, -<uint64_t> 1)
         if merged[n].dirty:
             mark_dirty(panes, merged[n])
-        if merged[n].also != NULL and query.n_sides == 0:
+        if merged[n].also != NULL and not query.ordered:
             query.unfolded = True
             query.fold_group = 0
             query.fold_from = INT64_MIN

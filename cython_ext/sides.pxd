@@ -9,15 +9,20 @@ A window of several parts counts each value once: side tables are merged into on
 that, every value is looked for in the parts before. order_hash never has several parts (Query.ordered).
 """
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from flexstream.cython_ext.arena cimport Arena, ArenaStatus
 from flexstream.cython_ext.panes cimport Context, Pane, PaneSet, Query, Step
+from flexstream.cython_ext.partial cimport Table
 
 cdef ArenaStatus sides_locate(Query *query, Context *context, PaneSet *panes, uint32_t m) noexcept nogil
 cdef void sides_apply(Query *query, Context *context, uint32_t m) noexcept nogil
 cdef void sides_begin(Query *query, PaneSet *panes) noexcept nogil
 cdef Step sides_slice(Query *query, Context *context, PaneSet *panes) noexcept nogil
 cdef void sides_of_window(const Query *query, unsigned char *entry) noexcept nogil
+cdef void forget_counts(Query *query, Table *table, uint32_t at) noexcept nogil
+cdef uint64_t sides_slots(const Query *query, const Pane *pane) noexcept nogil
+cdef ArenaStatus sides_fold(Query *query, Arena *arena, Pane *pane, Pane *part, uint64_t *at,
+                            uint32_t *budget) noexcept nogil
 cdef void sides_drop(const Query *query, Arena *arena, Pane *pane) noexcept nogil
 cdef void sides_release(Query *query, Arena *arena) noexcept nogil

@@ -262,6 +262,66 @@ cdef void sides_of_window(const Query *query, unsigned char *entry) noexcept nog
             (<uint64_t *> entry)[query.sides[d].slot] = (<uint64_t *> entry)[query.sides[d].slot + 1]
 
 
+# A part of a pane becomes one with it
+
+
+cdef uint64_t sides_slots(const Query *query, const Pane *pane) noexcept nogil:
+    cdef uint64_t n = 0
+    cdef uint32_t d
+    for d in range(query.n_sides):
+        n += pane.sides[d].capacity
+    return n
+
+
+cdef ArenaStatus fold_value(Query *query, Arena *arena, Pane *pane, uint32_t d, unsigned char *entry) noexcept nogil:
+    """One that the pane has not had yet counts for its key. The part is left without it."""
+    cdef Side *side = &query.sides[d]
+    cdef Table *into = &pane.sides[d]
+    cdef unsigned char *found = NULL
+    cdef unsigned char *of_key
+    cdef ArenaStatus status = ARENA_OK
+    if into.entries == NULL:
+        status = table_init(into, &side.layout, FIRST_CAPACITY, arena)
+    if status == ARENA_OK:
+        status = table_locate(into, &side.layout, <const int64_t *> (entry + 8), NULL, 1, &found, arena)
+    if found == NULL:
+        return status
+    if not (<uint64_t *> found)[0] & ROWS_MASK:
+        of_key = table_find(&pane.table, &query.layout, <const int64_t *> (entry + 8))
+        if of_key != NULL:
+            (<uint64_t *> of_key)[side.slot] += 1
+    (<uint64_t *> found)[0] += (<uint64_t *> entry)[0] & ROWS_MASK
+    (<uint64_t *> entry)[0] &= ~ROWS_MASK
+    return ARENA_OK
+
+
+cdef ArenaStatus sides_fold(Query *query, Arena *arena, Pane *pane, Pane *part, uint64_t *at,
+                            uint32_t *budget) noexcept nogil:
+    """The part's values from slot `at` of its side tables on, as far as the budget goes, into the pane's.
+
+    Assumes: the part's keys are in the pane's table, and those that came from there count no value of the part yet.
+    """
+    cdef uint64_t begin = 0
+    cdef Table *table
+    cdef unsigned char *entry
+    cdef ArenaStatus status
+    cdef uint32_t d
+    for d in range(query.n_sides):
+        table = &part.sides[d]
+        while at[0] < begin + table.capacity:
+            if budget[0] == 0:
+                return ARENA_OK
+            entry = table.entries + (at[0] - begin) * query.sides[d].layout.stride
+            if (<uint64_t *> entry)[0] & ROWS_MASK:
+                status = fold_value(query, arena, pane, d, entry)
+                if status != ARENA_OK:
+                    return status
+            at[0] += 1
+            budget[0] -= 1
+        begin += table.capacity
+    return ARENA_OK
+
+
 # Memory
 
 

@@ -17,6 +17,7 @@ KEYS = 6_000
 ROUNDS = 10
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i64", "x": "i64"}, key="k", time="t")
 LONG = STREAM.query("long").window(fs.tumbling("1h")).agg(n=fs.count(), total=fs.sum("x"), dev=fs.stddev("x"))
+VALUES = STREAM.query("values").window(fs.tumbling("1h")).agg(n=fs.count(), values=fs.distinct("x"))
 SLIDING = STREAM.query("sliding").window(fs.sliding("1h", every="30m")).agg(n=fs.count(), last=fs.max("x"))
 
 pytestmark = pytest.mark.time_limit(280)
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.time_limit(280)
 def some_rows(rng: np.random.Generator) -> np.ndarray:
     rows = np.zeros(2 * KEYS, STREAM.schema.dtype)
     rows["k"] = rng.permutation(np.repeat(np.arange(KEYS), 2))
-    rows["x"] = rng.integers(-100, 100, len(rows))
+    rows["x"] = rng.integers(-2, 2, len(rows))  # few values: those of a key are soon all there
     return rows
 
 
@@ -41,6 +42,7 @@ def open_engine(workers: int) -> fs.Engine:
     engine = fs.Engine(workers, groups=1, listen="127.0.0.1:0", pin=False, balance="off")
     engine.submit(LONG)
     engine.submit(SLIDING)
+    engine.submit(VALUES)
     return engine
 
 
@@ -65,6 +67,12 @@ def assert_totals(engine: fs.Engine, sent: list[np.ndarray]) -> None:
     largest = np.full(KEYS, -(10**9))
     for rows in sent:
         np.maximum.at(largest, rows["k"], rows["x"])
+    pairs = np.unique(np.concatenate([rows[["k", "x"]] for rows in sent]))
+    values = np.bincount(pairs["k"], minlength=KEYS)
+    counted = as_rows(engine.results("values"))
+    assert {row["k"]: (row["n"], row["values"]) for row in counted} == {
+        key: (count, values[key]) for key in range(KEYS)
+    }
     windows = as_rows(engine.results("sliding"))
     assert len(windows) == 2 * KEYS
     assert all((row["n"], row["last"]) == (count, largest[row["k"]]) for row in windows)

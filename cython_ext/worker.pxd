@@ -15,7 +15,8 @@ The loop: mailbox -> rings of other workers -> receive into the hot block -> dec
 flush -> quiescent point.
 Nothing on that path allocates, locks, logs or takes the GIL. What it works on (the current item) can stop at any
 batch when an output block or memory is missing: the worker then reads no socket until it can go on, and TCP tells
-the producers.
+the producers. Between its slices, and while it waits, orders at the head of the mailbox that begin no work are obeyed:
+who says HELLO is answered whatever a query does.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t

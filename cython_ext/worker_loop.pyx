@@ -504,7 +504,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
         sample_if_wanted(worker)
         begin_stop(worker, now)
         look_at_clock(worker)
-        # An unfinished item comes first: until it is done no socket is read and no order taken.
+        # An unfinished item comes first: until it is done no socket is read and no order taken that begins work.
         if work_off(worker) == STEP_WAIT or ring_free_slots(&worker.out) < RING_RESERVE:
             flush_outputs(worker)
             run_light_orders(worker)

@@ -52,15 +52,25 @@ def _acceptor(engine: Engine) -> str | None:
 
 
 def _workers(engine: Engine, reason_known: bool) -> tuple[str | None, str | None]:
-    """(who does not answer, who waits for room). Each worker is asked to take an order that does nothing."""
-    left = [(worker, worker.knock()) for worker in engine.workers]
+    """(who does not answer, who waits for room). Each worker is asked to take an order that does nothing, as a rule one
+    that waits takes it too; and one waits that is found waiting each time it is looked at.
+    """
+    asked = [(worker, worker.knock()) for worker in engine.workers]
     deadline = time.monotonic() + ANSWER_S
-    while left := [(worker, place) for worker, place in left if worker.taken < place and not worker.ended]:
-        stalled = {worker.index: worker.stats()["stalled"] for worker, _ in left}
-        if time.monotonic() > deadline or (reason_known and all(stalled.values())):
-            stuck = [index for index, why in stalled.items() if not why]
-            waits = [f"worker {index} is {why}" for index, why in stalled.items() if why]
-            silent = f"worker {', '.join(map(str, stuck))} has taken no order for {ANSWER_S:g} s" if stuck else None
-            return silent, waits[0] if waits else None
+    silent = {worker.index for worker, _ in asked}
+    waits = {worker.index: "" for worker, _ in asked}
+    while True:
+        for worker, place in asked:
+            if worker.taken >= place or worker.ended:
+                silent.discard(worker.index)
+            why = worker.stats()["stalled"]
+            if why is None:
+                waits.pop(worker.index, None)
+            elif worker.index in waits:
+                waits[worker.index] = why
+        over = time.monotonic() > deadline or (reason_known and silent <= waits.keys())
+        if over or not (silent or waits):
+            stuck = sorted(silent - waits.keys())
+            named = f"worker {', '.join(map(str, stuck))} has taken no order for {ANSWER_S:g} s" if stuck else None
+            return named, next((f"worker {index} is {why}" for index, why in waits.items()), None)
         time.sleep(LOOK_S)
-    return None, None

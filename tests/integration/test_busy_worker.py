@@ -25,11 +25,12 @@ def windows(n, per_window=1, descending=False):
 @pytest.fixture
 def held_up():
     """An engine of one worker that is in the middle of a firing, and whose results nobody reads until `go_on`."""
-    reading, go_on = threading.Event(), threading.Event()
+    reading, go_on, gave_up = threading.Event(), threading.Event(), threading.Event()
 
     def hold_up_the_reader(batch):
         reading.set()
-        go_on.wait(WAIT_S)
+        if not go_on.wait(WAIT_S):
+            gave_up.set()
 
     with fs.Engine(workers=1, groups=4, pin=False, listen="127.0.0.1:0") as engine:
         engine.add(OTHER)
@@ -41,6 +42,7 @@ def held_up():
         assert reading.wait(WAIT_S)
         wait_until(lambda: engine.workers[0].stats()["stalled"], "the worker waits for its results to be read")
         yield engine, go_on
+        assert not gave_up.is_set(), "it was not held up any more when the test got what it waited for"
         go_on.set()
 
 

@@ -126,6 +126,9 @@ cdef bint rolling_begin_retiring(Query *query, Arena *arena, PaneSet *panes) noe
     panes.revising = False
     if rolling == NULL or not rolls(query) or rolling.begin >= keep:
         return False
+    if keep >= rolling.until:       # all of them go; panes behind `until` are not in it, whatever windows they had
+        rolling_forget(query, arena, panes)
+        return False
     panes.cursor = 0
     if not is_stacked(query, panes) or keep <= rolling.middle:
         panes.merge_next = pane_position(panes, rolling.begin)

@@ -41,17 +41,17 @@ def random_batch(rnd, now, n):
 
 
 def random_steps(rnd):
-    now, steps = 0, []
+    now, steps, gap = 0, [], rnd.choice((1, 100, 1000))
     for _ in range(rnd.randint(3, 40)):
         steps.append((random_batch(rnd, now, rnd.choice((0, 1, 4, 40))), now if rnd.random() < 0.8 else False))
-        now += rnd.choice((0, 1, 2, 5, 30))
+        now += rnd.choice((0, 1, 2, 5, 30, gap))
     return steps
 
 
 def check(rnd):
     slide = rnd.choice((1, 1, 2, 5))
     size = slide * rnd.choice((9, 17, 30, 64)) + rnd.choice((0, 0, slide // 2))
-    lateness = rnd.choice((0, 0, 0, 3, 50))
+    lateness = rnd.choice((0, 0, 0, 3, 50, 2000))
     window = fs.sliding(f"{size}s", every=f"{slide}s")
     query = STREAM.query("q").window(window, allowed_lateness=f"{lateness}s").agg(**random_aggregates(rnd))
     steps, workers, groups = random_steps(rnd), rnd.choice((1, 2)), rnd.choice((1, 3))
@@ -91,6 +91,23 @@ def check(rnd):
 def test_long_windows_give_what_the_oracle_gives(seed, part):
     for i in range(20):
         check(random.Random(f"{seed}/{part}/{i}"))
+
+
+@pytest.mark.parametrize("lateness", ["50s", "1h"])
+def test_a_late_row_behind_all_that_was_merged(lateness):
+    """Nothing of what was merged is left, and a pane comes between it and the windows that are open."""
+    query = STREAM.query("q").window(fs.sliding("100s", every="1s"), allowed_lateness=lateness)
+    query = query.agg(n=fs.count(), least=fs.min("x"))
+    steps = [(0, -9, False), (10, -8, 105), (1000, 5, 1000), (880, 4, 1000), (1001, 6, 1050)]
+    rows = np.zeros(len(steps), STREAM.schema.dtype)
+    rows["t"], rows["x"] = [step[0] for step in steps], [step[1] for step in steps]
+    marks = [(i + 1, mark) for i, (_, _, mark) in enumerate(steps) if mark is not False]
+    with fs.Engine(workers=1, groups=1, pin=False, compile="off") as engine:
+        engine.submit(query)
+        for i, (_, _, mark) in enumerate(steps):
+            engine.feed("s", rows[i : i + 1], watermark=mark)
+        engine.finish(timeout=FINISH_S)
+        assert_last_results(query, as_rows(engine.results("q")), run(query, rows, marks).windows, lateness)
 
 
 def test_a_window_of_many_panes_fires_with_little_state_memory():

@@ -12,6 +12,7 @@ from flexstream.cython_ext.partition import by_group
 from flexstream.cython_ext.placement import Placement
 from flexstream.errors import EngineError
 from flexstream.sessions import FEED
+from flexstream.stream import event_time
 
 if TYPE_CHECKING:
     from flexstream.running import RunningStream
@@ -49,6 +50,8 @@ class Feeder:
         self, running: RunningStream, rows: Any, group: int | None, watermark: int | bool | None, wait: bool,
         missing: Any = None,
     ) -> None:  # fmt: skip
+        if watermark is not None and watermark is not False:
+            watermark = event_time("watermark", watermark)
         if watermark is not None and watermark is not False and not -TIME_LIMIT <= watermark <= TIME_LIMIT:
             raise EngineError(
                 f"watermark={watermark} is out of range",

@@ -18,7 +18,7 @@ from flexstream.cython_ext import sender as native
 from flexstream.cython_ext.further_lanes import MOST as MOST_LANES
 from flexstream.durations import Duration
 from flexstream.errors import BackPressure, ConfigError, ConnectError, FlexStreamError
-from flexstream.stream import Stream
+from flexstream.stream import Stream, event_time
 
 TIME_LIMIT = 2**62  # the engine refuses rows beyond, so a watermark need not go further
 
@@ -194,9 +194,10 @@ class Producer:
             )
         if isinstance(time, np.datetime64):
             time = time.astype(f"datetime64[{self.stream.time_unit}]").astype(np.int64)
+        time = event_time("watermark()", time)
         with self._send_lock:
             self._live.check()
-            self._sender.put_watermark(max(-TIME_LIMIT, min(int(time), TIME_LIMIT)))
+            self._sender.put_watermark(max(-TIME_LIMIT, min(time, TIME_LIMIT)))
 
     def marker(self) -> int:
         """Send a latency probe behind the rows of every open connection. Returns on how many connections."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -39,6 +41,18 @@ def check_name(what: str, name: object) -> str:
             hint="begin with a letter, go on with letters, digits, '_', '-', '.', 64 characters at most",
         )
     return name
+
+
+def event_time(what: str, value: object) -> int:
+    """A whole number of the time field's units, or a SchemaError: nothing is cut off silently."""
+    if not isinstance(value, bool | np.bool_):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)  # type: ignore[arg-type]
+    raise SchemaError(
+        f"{what} is an event time, a whole number of the time field's units, not {value!r}",
+        code="bad_watermark",
+        hint="round it yourself, the way that you want",
+    )
 
 
 class Stream:

@@ -143,6 +143,10 @@ def _with_times(batch: pa.RecordBatch, stream: Stream) -> pa.Table:
     import pyarrow as pa
 
     table = pa.Table.from_batches([batch])
+    if twice := sorted({name for name in table.schema.names if table.schema.names.count(name) > 1}):
+        raise SchemaError(
+            f"there are several columns called {', '.join(twice)}", code="bad_file", hint="give each its own name"
+        )
     for field in stream.schema.fields:
         if field.kind == "timestamp" and field.name in table.schema.names:
             column = table.column(field.name)
@@ -182,9 +186,36 @@ def _parquet(path: Path, stream: Stream) -> Iterator[pa.RecordBatch]:
 
 
 def _jsonl(path: Path, stream: Stream) -> Iterator[pa.RecordBatch]:
+    yield from _json_table(path, stream).to_batches(max_chunksize=CHUNK_ROWS)
+
+
+def _json_table(path: Path, stream: Stream) -> pa.Table:
+    """Integers are read as such: by itself pyarrow takes those beside a float, or beyond 63 bits, for floats, which do
+    not hold them. Where some are written as floats (1e2), all are read that way, if none is too large for it.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.json
 
-    yield from pyarrow.json.read_json(path).to_batches(max_chunksize=CHUNK_ROWS)
+    exact = {f.name: _exact_type(f.kind) for f in stream.schema.fields if f.kind[0] in "iu"}
+    options = pyarrow.json.ParseOptions(explicit_schema=pa.schema(list(exact.items())))
+    try:
+        table = pyarrow.json.read_json(path, parse_options=options)
+        absent = [name for name in exact if table.column(name).null_count == len(table)]
+        return table.drop_columns(absent)  # the schema puts in what the file does not have
+    except pa.ArrowInvalid:
+        table = pyarrow.json.read_json(path)
+    for name in exact:
+        column = table.column(name) if table.schema.names.count(name) == 1 else None
+        if column is not None and pa.types.is_floating(column.type):
+            largest = pc.max(pc.abs(column)).as_py()
+            if largest is not None and largest >= 2**53:
+                raise SchemaError(
+                    f"{path}: {name} has integers of 2**53 or more, and some that are written as floats",
+                    code="bad_file",
+                    hint="write all of them as integers",
+                )
+    return table
 
 
 @contextmanager

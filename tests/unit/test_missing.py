@@ -117,3 +117,48 @@ def test_a_file_with_gaps(tmp_path):
         list(read_file(path, stream))
     (dropped,) = read_file(path, stream, "drop")
     assert dropped["k"].tolist() == [1]
+
+
+# -- files whose values are easily changed on the way
+
+
+LARGE = fs.Stream("s", {"t": "timestamp[ms]", "k": "i64", "u": "u64"}, key="k", time="t")
+
+
+def test_large_integers_in_json_lines_are_read_as_they_are(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"t": 1, "k": {2**53 + 1}, "u": {2**64 - 1}}}\n{{"t": 2, "k": -7, "u": {2**63 + 1}}}\n')
+    (rows,) = read_file(path, LARGE)
+    assert rows["k"].tolist() == [2**53 + 1, -7]
+    assert rows["u"].tolist() == [2**64 - 1, 2**63 + 1]
+
+
+def test_integers_written_as_floats_are_taken_unless_a_large_one_would_change(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"t": 1, "k": 1e2, "u": 3}\n{"t": 2, "k": 5, "u": 4}\n')
+    (rows,) = read_file(path, LARGE)
+    assert rows["k"].tolist() == [100, 5]
+    path.write_text(f'{{"t": 1, "k": 1e2, "u": 3}}\n{{"t": 2, "k": {2**53 + 1}, "u": 4}}\n')
+    with pytest.raises(fs.SchemaError, match=r"k has integers of 2\*\*53 or more"):
+        list(read_file(path, LARGE))
+
+
+def test_a_column_that_is_not_there_or_there_twice_is_named(tmp_path):
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text('{"t": 1, "k": 1}\n')
+    with pytest.raises(fs.SchemaError, match="rows lack u"):
+        list(read_file(lines, LARGE))
+    table = tmp_path / "rows.csv"
+    table.write_text("t,k,k,u\n1000,3,4,1\n")
+    with pytest.raises(fs.SchemaError, match="several columns called k"):
+        list(read_file(table, LARGE))
+
+
+@pytest.mark.parametrize("odd", [1.7, True, "x", [1], float("nan")])
+def test_a_watermark_that_is_no_whole_number_is_refused(odd):
+    with fs.Engine(workers=1, groups=2, pin=False) as engine:
+        engine.add(LARGE)
+        with pytest.raises(fs.SchemaError, match="whole number"):
+            engine.feed("s", [{"t": 1, "k": 1, "u": 1}], watermark=odd)
+        engine.feed("s", [{"t": 1, "k": 1, "u": 1}], watermark=np.int32(7))
+        assert engine.status()["streams"]["s"]["ledger"]["received"] == 1

@@ -56,12 +56,17 @@ cdef Message order(uint32_t kind, uint32_t stream, uint32_t slot, int64_t value,
     return message
 
 
+class WorkerEnded(RuntimeError):
+    """Nobody is left to take it: what was handed over is the caller's again."""
+
+
 cdef class Worker:
     """One native thread, pinned to `cpu` (-1: not pinned). Orders are thread-safe; `reports` is for one thread."""
 
     cdef WorkerState *state
     cdef pthread_t thread
     cdef bint running
+    cdef bint emptied             # the mailbox was, for good: what is posted now nobody would find
     cdef Allocator allocator
     cdef Placement placement
     cdef readonly int index
@@ -168,6 +173,8 @@ cdef class Worker:
             with nogil:
                 pthread_join(self.thread, NULL)
             self.running = False
+        with self.lock:
+            self.emptied = True
         found = []
         while ring_pop(&self.state.mailbox, &message):
             if message.kind == ADD_CONNECTION:
@@ -181,26 +188,30 @@ cdef class Worker:
 
     # -- orders
 
-    cdef post(self, Message message):
-        """An order that is obeyed as soon as possible, before what was fed and is still waiting."""
-        self.push(&self.state.mailbox, &message)
+    cdef bint post(self, Message message):
+        """An order that is obeyed as soon as possible, before what was fed and is still waiting.
 
-    cdef post_behind(self, Message message):
-        """An order that is obeyed when all that was fed before has been worked off."""
-        self.push(&self.state.feeds, &message)
+        False: the worker has ended, and nobody will obey it.
+        """
+        return self.push(&self.state.mailbox, &message)
 
-    cdef push(self, Ring *ring, Message *message):
+    cdef bint post_behind(self, Message message):
+        """An order that is obeyed when all that was fed before has been worked off. False: as `post`."""
+        return self.push(&self.state.feeds, &message)
+
+    cdef bint push(self, Ring *ring, Message *message):
         cdef bint pushed = False
         while True:
             with self.lock:
-                pushed = ring_push(ring, message)
+                pushed = not self.emptied and ring_push(ring, message)
             if pushed:
                 break
             if self.ended:
-                raise RuntimeError(f"worker {self.index} has ended")
+                return False
             with nogil:
                 poll(NULL, 0, 1)
         self.wake()
+        return True
 
     @property
     def mailbox_room(self):
@@ -314,7 +325,8 @@ cdef class Worker:
             message = order(FEED, stream, slot, sequence, <void *> &rows[0])
             message.group = group
             message.n = n
-            self.post_behind(message)
+            if not self.post_behind(message):
+                raise WorkerEnded(f"worker {self.index} has ended")
             self.tickets += 1
         return self.tickets
 
@@ -347,7 +359,7 @@ cdef class Worker:
 
     def add_connection(self, int fd, StreamHandle stream, int group, int slot, bytes hello_ack, bint crc,
                        uint64_t ack_bytes):
-        """The worker owns the socket until it reports it closed. Returns the connection's id."""
+        """The worker owns the socket until it reports it closed."""
         cdef Connection *connection = <Connection *> zeroed(sizeof(Connection))
         connection.fd = fd
         connection.stream = stream.index
@@ -368,8 +380,9 @@ cdef class Worker:
         connection.decoder.key = stream.state.key
         self.connection_ids += 1
         connection.id = self.connection_ids
-        self.post(order(ADD_CONNECTION, stream.index, slot, 0, connection))
-        return connection.id
+        if not self.post(order(ADD_CONNECTION, stream.index, slot, 0, connection)):
+            free_connection(connection)
+            raise WorkerEnded(f"worker {self.index} has ended")
 
     # -- reports
 

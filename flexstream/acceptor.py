@@ -19,6 +19,7 @@ from typing import Any
 
 from flexstream import hello
 from flexstream.control_port import ControlPort, say
+from flexstream.cython_ext.worker import WorkerEnded
 from flexstream.errors import EngineError
 from flexstream.hello import Host, Refused, StreamPort
 from flexstream.nic.alignment import Arrival
@@ -245,9 +246,14 @@ class Acceptor:
             await self._refuse(sock, Refused(error.code, error.message, error.hint), group, peer)
         except Refused as error:
             await self._refuse(sock, error, group, peer)
+        except WorkerEnded:
+            await self._refuse(sock, Refused(ErrorCode.SHUTTING_DOWN), group, peer)
         except OSError:
             self._count(lost)
             sock.close()
+        except Exception:
+            sock.close()  # what it is, is told by whoever looks after the task
+            raise
 
     async def _room(self) -> None:
         try:
@@ -296,7 +302,7 @@ class Acceptor:
             document["lane"] = lane
         local = sock.getsockname()[:2]
         make_room(sock, room_for_one(self._engine.groups, len(self._session_of)))
-        fd = sock.detach()
+        fd = sock.fileno()
         nic = self._engine.nic
         home = session.peer.rpartition(":")[0] or None
         aligned, stale = nic.arrived(fd, Arrival(peer, local, came_as, placement[came_as], listener, promise, home))
@@ -313,8 +319,8 @@ class Acceptor:
         except Exception:
             self._uncount_connection(fd, header.group)
             nic.forget(fd)
-            os.close(fd)
             raise
+        sock.detach()
 
     def _count_connection(self, fd: int, session: Session, group: int) -> None:
         with self._descriptors:

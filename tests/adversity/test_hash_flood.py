@@ -13,6 +13,7 @@ from flexstream.cython_ext.choices import PLAIN, Choices
 from flexstream.cython_ext.probes import probes_of
 from tests.property.checks import FINISH_S, as_rows
 from tests.property.test_adaptive import functions
+from tests.waiting import wait_until
 
 GOLDEN = 0x9E3779B97F4A7C15
 KEYS = 20_000
@@ -83,7 +84,7 @@ def test_a_dense_array_of_flooding_keys_goes_to_the_table_in_as_many_probes(obje
         after = rows_of(keys[:1])
         after["t"] = 6  # the first window fires, and looks into the table; the second needs the pane still
         engine.feed("s", after)
-        engine.flush()
+        wait_until(lambda: state.counters()["windows_fired"], "the first window fires")
         probes = probes_of(state)
         engine.finish(timeout=FINISH_S)
         results = as_rows(engine.results("q"))

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import flexstream as fs
 from flexstream.engine_options import beside
+from tests.waiting import wait_until
 
 
 def affinities() -> dict[int, set[int]]:
-    return {int(thread.name): os.sched_getaffinity(int(thread.name)) for thread in Path("/proc/self/task").iterdir()}
+    found = {}
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # one of an earlier test, about to end
+            found[int(thread.name)] = os.sched_getaffinity(int(thread.name))
+    return found
+
+
+def runs(engine: fs.Engine) -> dict[str, Any]:
+    """The worker's facts once its thread has pinned itself."""
+    [worker] = wait_until(lambda: [w for w in engine.status()["workers"] if w["thread_id"]], "the worker's thread runs")
+    return worker
 
 
 def test_threads_that_an_engine_starts_stay_off_the_cores_of_its_workers() -> None:
@@ -20,7 +33,8 @@ def test_threads_that_an_engine_starts_stay_off_the_cores_of_its_workers() -> No
     core = max(allowed)
     others = allowed - {core} or allowed
     before = affinities()
-    with fs.Engine(workers=[core], groups=4):
+    with fs.Engine(workers=[core], groups=4) as engine:
+        runs(engine)
         started = [cores for thread, cores in affinities().items() if thread not in before]
         assert {core} in started, "the worker"
         assert started.count(others) >= 4, "allocator, collector, sessions, rebalancer"
@@ -50,7 +64,7 @@ def test_what_fails_inside_leaves_the_caller_where_it_was() -> None:
 def test_whether_a_worker_is_pinned_is_asked_not_remembered() -> None:
     core, elsewhere = min(os.sched_getaffinity(0)), os.sched_getaffinity(0)
     with fs.Engine(workers=[core], groups=4) as engine:
-        [worker] = engine.status()["workers"]
+        worker = runs(engine)
         assert (worker["pinned"], worker["pin_reason"]) == (True, None)
         if len(elsewhere) == 1:
             pytest.skip("this machine has one core: there is nowhere else to go")

@@ -317,7 +317,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("max_future", _future, "1d", "rows further ahead of the clock are rejected; off: none are"),
         Setting("retention_bytes", _optional(_size), None, "results kept per query; none keeps all"),
         Setting("retention_s", _optional(_seconds), None, "age of the oldest results kept; none keeps all"),
-        Setting("late_bytes", _optional(_size), "256MiB", "late rows kept per query, the newest; none keeps all"),
+        Setting("late_bytes", _optional(_size), "256MiB", "late rows kept per stream, the newest; none keeps all"),
         Setting("stage_limit_bytes", _optional(_size), "16GiB", "bound on what stages take until they are applied"),
         Setting("stage_timeout_s", _seconds, 86400.0, "how long finished stages wait for a commit"),
         Setting("drain_timeout_s", _seconds, 30.0, "how long a stop waits for received rows"),

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -56,6 +57,7 @@ from flexstream.variants import Variants
 if TYPE_CHECKING:
     import pyarrow as pa
 
+log = logging.getLogger("flexstream.engine")
 DEFAULT_STATE_BYTES = 4 << 30
 
 
@@ -69,7 +71,7 @@ class Engine(Orders):
     state over all workers; rows that need a new key past it are rejected and counted. pin=False leaves the
     threads to the scheduler. expected_producers: nothing fires before so many have registered. compile: "auto"
     compiles queries to native code in the background, "off" does not, "require" makes submit() wait and raise.
-    late_bytes: the most late rows that are kept of a query, the oldest go first (None: all).
+    late_bytes: the most late rows that are kept of a stream's queries, the oldest go first (None: all).
     stage_limit_bytes, stage_timeout_s: bound on staged rows, and on how long they wait for a commit.
     balance: "auto" (the default with several workers) moves groups as the load asks for it, "off" when told to.
     max_future: rows further ahead of the clock are rejected, unless their stream says otherwise (None: no bound).
@@ -287,8 +289,10 @@ class Engine(Orders):
             for worker, state in zip(self.workers, running.states, strict=True):
                 worker.drop_query(running.stream.index, state)
             self._catalog_changes += 1
-        if threading.current_thread() is not self.collector:  # in a callback it would wait for itself
-            running.dropped.wait(10)
+        in_callback = threading.current_thread() is self.collector  # there it would wait for itself
+        if not in_callback and not running.dropped.wait(10):
+            fields = {"query": name, "until": "workers are less busy"}
+            log.warning("cancelled_query_keeps_memory", extra={"fields": fields})
         self.collector.remove_query(running.number)
         query_logs.end(name, running.log, running.late_log)
 

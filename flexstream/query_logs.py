@@ -13,6 +13,7 @@ from flexstream.plan import BoundQuery
 from flexstream.query import Query
 from flexstream.state.known import last_ends
 from flexstream.state.result_log import ResultLog
+from flexstream.state.room import Room
 
 log = logging.getLogger("flexstream.results")
 DEFAULT_LATE_BYTES = 256 << 20
@@ -21,8 +22,8 @@ DEFAULT_LATE_BYTES = 256 << 20
 class QueryLogs:
     """Opens the logs of an engine's queries: `results/<query>` and `late/<query>` in its data directory.
 
-    `retention_bytes`, `retention_s`: of both; `late_bytes`: the most of late rows, which any producer can send without
-    end. The oldest go first.
+    `retention_bytes`, `retention_s`: of each; `late_bytes`: the most of late rows, which any producer can send without
+    end, of all queries of a stream together. The oldest go first.
     """
 
     def __init__(
@@ -31,23 +32,28 @@ class QueryLogs:
         self._data_dir = data_dir
         self._retention_bytes = retention_bytes
         self._retention_s = retention_s
-        bounds = [bound for bound in (late_bytes, retention_bytes) if bound is not None]
-        self._late_bytes = min(bounds, default=None)
+        self._late_bytes = late_bytes
+        self._late_rooms: dict[str, Room] = {}  # by stream
 
     def open(self, query: Query, rows: Any, late_rows: Any) -> tuple[ResultLog, ResultLog]:
         """(results, late rows), to go on with. Raises ResultLogError: other columns, a damaged log, the disk."""
-        results = self._open("results", query, rows, self._retention_bytes)
+        results = self._open("results", query, rows)
         try:
-            return results, self._open("late", query, late_rows, self._late_bytes)
+            return results, self._open("late", query, late_rows, self._late_room(query.stream.name))
         except BaseException:
             results.close()
             raise
 
-    def _open(self, kind: str, query: Query, rows: Any, retention_bytes: int | None) -> ResultLog:
+    def _late_room(self, stream: str) -> Room | None:
+        if self._late_bytes is None:
+            return None
+        return self._late_rooms.setdefault(stream, Room(self._late_bytes))
+
+    def _open(self, kind: str, query: Query, rows: Any, room: Room | None = None) -> ResultLog:
         directory = self._data_dir / kind / query.name if self._data_dir is not None else None
         return ResultLog(
             directory, rows.schema, plan=plan_of(query),
-            retention_bytes=retention_bytes, retention_s=self._retention_s,
+            retention_bytes=self._retention_bytes, retention_s=self._retention_s, room=room,
         )  # fmt: skip
 
 

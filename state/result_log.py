@@ -22,6 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from flexstream.errors import ResultLogError
+from flexstream.state.room import SMALLEST_SEGMENT_BYTES, Room
 from flexstream.state.segments import (
     FIRST_LIFE,
     Life,
@@ -32,8 +33,6 @@ from flexstream.state.segments import (
     sync_directory,
 )
 
-_SMALLEST_SEGMENT_BYTES = 64 << 10
-
 
 class ResultLog:
     """Append-only, thread-safe: one appender, many readers.
@@ -41,6 +40,7 @@ class ResultLog:
     directory: where the segments live (made if missing); None keeps everything in memory.
     plan: names what the query does. One with another plan, or after `end_generation()`, begins a new generation.
     retention_bytes, retention_s: what may be forgotten at the old end, in whole segments; None keeps all.
+    room: bytes that it shares with other logs; what they have together may make this one forget, too.
     clock: seconds since 1970, for retention; tests pass their own.
     """
 
@@ -52,6 +52,7 @@ class ResultLog:
         plan: str | None = None,
         retention_bytes: int | None = None,
         retention_s: float | None = None,
+        room: Room | None = None,
         segment_bytes: int = 64 << 20,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -61,8 +62,9 @@ class ResultLog:
         self._retention_bytes = retention_bytes
         self._retention_s = retention_s
         if retention_bytes is not None:  # whole segments go: small ones keep what remains close to the bound
-            segment_bytes = min(segment_bytes, max(retention_bytes // 8, _SMALLEST_SEGMENT_BYTES))
-        self._segment_bytes = segment_bytes
+            segment_bytes = min(segment_bytes, max(retention_bytes // 8, SMALLEST_SEGMENT_BYTES))
+        self._most_segment_bytes = segment_bytes
+        self._room = room
         self._clock = clock
         self._lock = threading.Lock()  # guards the list of segments and the fields below
         self._grown = threading.Condition(self._lock)
@@ -79,6 +81,14 @@ class ResultLog:
         except ResultLogError:
             self._close_segments()
             raise
+        if room is not None:
+            room.enter(self)
+            room.trim()
+
+    @property
+    def _segment_bytes(self) -> int:
+        shared = self._most_segment_bytes if self._room is None else self._room.segment_bytes
+        return min(self._most_segment_bytes, shared)
 
     def _open_segments(self) -> None:
         if self.directory is None:
@@ -277,6 +287,8 @@ class ResultLog:
                 listeners = list(self._listeners)
         for listener in listeners:
             listener(offset + batch.num_rows)
+        if self._room is not None:
+            self._room.trim()
         return offset
 
     def _append(self, batch: pa.RecordBatch) -> None:
@@ -323,13 +335,32 @@ class ResultLog:
             except OSError:
                 return 0  # no room for a new file: the next append reports it
         while len(self._segments) > 1 and (self._expired(self._segments[0], now_s) or self._oversize()):
-            with self._lock:
-                old = self._segments.popleft()
-            old.remove()
+            self._remove_oldest()
             removed += 1
-        if removed and self.directory is not None:
-            sync_directory(self.directory)
+        if removed:
+            self._sync_directory()
         return removed
+
+    def forget_oldest(self) -> bool:
+        """The oldest segment goes, unless it is the one that is being written. False: it stays."""
+        with self._appending:
+            if self._closed or len(self._segments) == 1:
+                return False
+            try:
+                self._remove_oldest()
+                self._sync_directory()
+            except OSError:
+                return False  # the next append reports it
+            return True
+
+    def _remove_oldest(self) -> None:
+        with self._lock:
+            old = self._segments.popleft()
+        old.remove()
+
+    def _sync_directory(self) -> None:
+        if self.directory is not None:
+            sync_directory(self.directory)
 
     def _expired(self, segment: Segment | MemorySegment, now_s: float) -> bool:
         return self._retention_s is not None and segment.last_append_s < now_s - self._retention_s
@@ -354,6 +385,8 @@ class ResultLog:
         """
         if self._closed:
             return
+        if self._room is not None:
+            self._room.leave(self)
         try:
             self.flush()
         finally:

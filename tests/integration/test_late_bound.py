@@ -30,3 +30,38 @@ def test_late_rows_are_kept_up_to_a_bound_and_the_oldest_go_first(tmp_path, on_d
         assert found[-1]["x"] == 39
         with pytest.raises(fs.FlexStreamError, match="is gone"):
             next(engine.late("q", offset=0))
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_the_queries_of_a_stream_keep_no_more_late_rows_than_one_alone(tmp_path, on_disk):
+    """A row is late for each of them, so there are six times as many to keep as for one."""
+    bound = 16 << 20
+    batch = 17 << 20
+    names = [f"q{number}" for number in range(6)]
+    with fs.Engine(data_dir=tmp_path if on_disk else None, groups=8, pin=False, late_bytes=bound) as engine:
+        engine.add(STREAM)
+        for name in names:
+            engine.submit(counting(name))
+        engine.feed("s", [row(1_000_000)])
+        for number in range(20):
+            rows = many_rows(20_000, 10)
+            rows["x"] = number
+            engine.feed("s", rows)
+        finish(engine)
+        logs = {name: engine.status()["queries"][name]["late_log"] for name in names}
+        assert all(log["next_offset"] == 400_000 for log in logs.values()), logs
+        assert sum(log["bytes"] for log in logs.values()) <= bound + batch, logs
+        for name, log in logs.items():
+            found = as_rows(engine.late(name, offset=log["first_offset"]))
+            assert len(found) == 400_000 - log["first_offset"], (name, log)
+        engine.cancel("q0")
+        engine.feed("s", many_rows(1000, 10))
+        engine.flush()
+    if on_disk:
+        with fs.Engine(data_dir=tmp_path, groups=8, pin=False, late_bytes=bound // 4) as engine:
+            engine.add(STREAM)
+            for name in names[1:]:
+                engine.submit(counting(name))
+            kept = [engine.status()["queries"][name]["late_log"]["bytes"] for name in names[1:]]
+            being_written = bound // 8
+            assert sum(kept) <= bound // 4 + being_written, "what an earlier run left is in the same room"

@@ -107,9 +107,9 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(module), name)
     except ImportError as error:
         if error.name is not None and error.name.startswith("flexstream.cython_ext"):
-            from flexstream import native
+            from flexstream import missing_build
 
-            raise ImportError(native.explain(error.name, error), name=error.name) from error
+            raise ImportError(missing_build.explain(error.name, error), name=error.name) from error
         raise
     globals()[name] = value
     return value

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from flexstream.config import CONTROL_PORT, join_address, split_address
+from flexstream.addresses import CONTROL_PORT, join_address, split_address
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError
 
 if TYPE_CHECKING:

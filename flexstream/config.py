@@ -8,7 +8,6 @@ resolved.settings["workers"].source # "flag --workers"
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import os
 import stat
 import tomllib
@@ -18,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from flexstream import durations
+from flexstream.addresses import CONTROL_PORT, DATA_PORT, is_loopback, join_address, split_address
 from flexstream.errors import ConfigError
 from flexstream.nic.probe import Spec
 
 PREFIX = "FLEXSTREAM_"
 FILE_NAME = "flexstream.toml"
 SYSTEM_FILE = Path("/etc/flexstream/flexstream.toml")
-DATA_PORT = 7400
-CONTROL_PORT = 7401
 MIN_TOKEN = 16  # characters
 # Variables with our prefix that other parts read: not settings of the daemon, and not mistakes.
 # What other parts read, and the docs name: no settings of the daemon, and no mistakes.
@@ -138,33 +136,6 @@ class Resolution:
 
 
 # Reading one value -----------------------------------------------------------------------------------------
-
-
-def split_address(text: object, default_port: int = 0) -> tuple[str, int]:
-    """("127.0.0.1", 7401) of "127.0.0.1:7401" or "[::1]:7401". Raises ValueError."""
-    if not isinstance(text, str) or not text:
-        raise ValueError("an address such as 127.0.0.1:7401")
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
-        host, port = text, str(default_port)
-    host = host.strip("[]")
-    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ValueError("an address such as 127.0.0.1:7401, with a port from 0 to 65535")
-    return host, int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Only what surely stays on this machine: localhost, 127.0.0.0/8, ::1."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _size(value: object) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from flexstream.addresses import is_loopback
 from flexstream.errors import EngineError
 from flexstream.nic.probe import Spec
 
@@ -53,12 +53,9 @@ def data_address(listen: str, token: str | None) -> tuple[str, int]:
     host = host.strip("[]")
     if not port.isdecimal() or not host or int(port) > 65535:
         raise EngineError(f"listen={listen!r} must be host:port", code="bad_address", hint="127.0.0.1:7400")
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-        host = "127.0.0.1" if loopback else host
-    if not loopback and not token:
+    if host == "localhost":
+        host = "127.0.0.1"
+    if not is_loopback(host) and not token:
         raise EngineError(
             f"listening on {host} needs a token: everybody who reaches it could send",
             code="needs_token",

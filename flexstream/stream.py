@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flexstream import durations, native
+from flexstream import durations, missing_build
 from flexstream.durations import Duration
 from flexstream.errors import SchemaError
 from flexstream.schema import Field, Schema, near_names
@@ -176,7 +176,7 @@ class Stream:
     @cached_property
     def key_hasher(self) -> Any:
         """The key compiled for hashing: a `flexstream.cython_ext.murmur3.KeyHasher`."""
-        return native.load("murmur3").KeyHasher(self)
+        return missing_build.load("murmur3").KeyHasher(self)
 
     def group_of(self, rows: Any, groups: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
         """The group of each row: `pmod(hash(key), groups)` as Spark has it. `rows` as for `Schema.pack`."""
@@ -189,7 +189,7 @@ class Stream:
                 f"groups must be a number from 1 to {MAX_GROUPS}, not {groups!r}", code="bad_groups"
             )
         packed = self.schema.pack(rows)
-        return native.load("murmur3").group_ids(
+        return missing_build.load("murmur3").group_ids(
             packed.view(np.uint8), len(packed), self.schema.row_bytes, self.key_hasher, int(groups)
         )
 

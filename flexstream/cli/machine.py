@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from flexstream.addresses import CONTROL_PORT, DATA_PORT, join_address
 from flexstream.client_http import Client
-from flexstream.config import CONTROL_PORT, DATA_PORT, join_address
 from flexstream.errors import FlexStreamError
 from flexstream.wire import HEADER_BYTES, FrameType, Header, WireError, frame
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from flexstream.addresses import join_address
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, ProtocolError
 
 _ANY_HOSTS = {"0.0.0.0", "::", ""}
@@ -37,8 +38,7 @@ class Address:
         return cls(host.strip("[]") or "127.0.0.1", int(port), direct)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'tcp://' if self.direct else ''}{host}:{self.port}"
+        return ("tcp://" if self.direct else "") + join_address(self.host, self.port)
 
 
 def find_data_port(control: Address, stream: str, token: str | None, timeout_s: float) -> Address:

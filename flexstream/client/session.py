@@ -7,7 +7,6 @@ GIL.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import random
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from flexstream import durations
+from flexstream.addresses import is_loopback
 from flexstream.client.discovery import Address, find_data_port
 from flexstream.client.further_lanes import LaneKeeper
 from flexstream.client.handshake import Hello, Welcome, greet, greet_control, refusal, retryable
@@ -115,7 +115,7 @@ class Session:
             try:
                 self.data = self._find(left)
                 if self.settings.crc is None:
-                    self._hello = replace(self._hello, crc=not _is_loopback(self.data.host))
+                    self._hello = replace(self._hello, crc=not is_loopback(self.data.host))
                 welcome, self.data = greet_control(self.data, self._hello, left)
                 return welcome
             except (OSError, FlexStreamError) as error:
@@ -429,10 +429,3 @@ def _future_ns(document: dict[str, Any]) -> int | None:
         return None if said is None else durations.parse(said)
     except FlexStreamError:
         return None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web, web_response
 
-from flexstream.config import is_loopback, split_address
+from flexstream.addresses import is_loopback, split_address
 from flexstream.daemon.problems import ApiError
 from flexstream.pace import Slowing
 

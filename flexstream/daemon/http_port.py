@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flexstream.config import join_address
+from flexstream.addresses import join_address
 from flexstream.errors import ConfigError
 
 log = logging.getLogger("flexstream.http")

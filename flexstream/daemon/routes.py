@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from flexstream.config import join_address
+from flexstream.addresses import join_address
 from flexstream.daemon import metrics, openapi
 from flexstream.daemon.nic_details import nic_details
 from flexstream.daemon.params import MAX_PARTS, Params

@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 import flexstream
-from flexstream.config import join_address
+from flexstream.addresses import join_address
 from flexstream.daemon import problems
 from flexstream.daemon.access import Access, add_headers
 from flexstream.daemon.catalog import Catalog

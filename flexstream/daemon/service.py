@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from flexstream.config import Config, join_address
+from flexstream.addresses import join_address
+from flexstream.config import Config
 from flexstream.daemon import logs
 from flexstream.daemon.catalog import Catalog, DataDirLock
 from flexstream.daemon.engine_api import EngineAPI

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flexstream.config import SETTINGS, Resolution, is_loopback, resolve, split_address
+from flexstream.addresses import is_loopback, split_address
+from flexstream.config import SETTINGS, Resolution, resolve
 from flexstream.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import flexstream
-from flexstream import errors, native
+from flexstream import errors, missing_build
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
 
@@ -63,7 +63,7 @@ def test_import_stays_light():
 
 def test_an_uncompiled_extension_names_the_commands_that_build_it():
     with pytest.raises(ImportError) as caught:
-        native.load("never_compiled")
+        missing_build.load("never_compiled")
     assert "scripts/test" in str(caught.value)
     assert "pip install -e ." in str(caught.value)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.harness import CACHE
 from flexstream import wire
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 from flexstream.testing import ysb
 
 KEYS = 10_000

@@ -19,7 +19,7 @@ from flexstream.cython_ext.folds import FOLDS, folded
 from flexstream.cython_ext.lowering import KEY_FORMS, can_fail, resolve
 from flexstream.expr import Typed
 from flexstream.plan import BoundFilter, BoundMap, BoundQuery
-from flexstream.schema import Field
+from flexstream.rows.schema import Field
 
 ENTRY_POINT = "fs_variant_run"
 MAX_PREDICATES = 32  # FS_PREDICATES

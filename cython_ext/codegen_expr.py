@@ -10,8 +10,8 @@ import struct
 from dataclasses import dataclass, field
 
 from flexstream.cython_ext.lowering import can_fail
-from flexstream.schema import Field
-from flexstream.stream import Stream
+from flexstream.rows.schema import Field
+from flexstream.rows.stream import Stream
 from flexstream.typed import CALENDAR, RANGES, Typed
 
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

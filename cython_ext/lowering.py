@@ -13,7 +13,7 @@ from flexstream.cython_ext.folds import BESIDE, FOLDS, MAX_SIDES, MAX_SLOTS, fol
 from flexstream.cython_ext.registers import Instruction, allocate
 from flexstream.errors import QueryError
 from flexstream.query import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
-from flexstream.schema import Field, Schema
+from flexstream.rows.schema import Field, Schema
 from flexstream.typed import CALENDAR, MAX_DEPTH, Typed
 
 MAX_REGISTERS = 64

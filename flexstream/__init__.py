@@ -39,8 +39,8 @@ from flexstream.errors import (
 )
 from flexstream.expr import Expr, col, hash, lit, when
 from flexstream.query import Query
-from flexstream.schema import Field, Schema
-from flexstream.stream import Stream
+from flexstream.rows.schema import Field, Schema
+from flexstream.rows.stream import Stream
 from flexstream.windows import WindowSpec, sliding, tumbling
 
 if TYPE_CHECKING:

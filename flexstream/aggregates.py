@@ -8,7 +8,7 @@ from typing import Any
 from flexstream import expr as expressions
 from flexstream.errors import QueryError
 from flexstream.expr import Expr, Typed
-from flexstream.schema import FieldType
+from flexstream.rows.schema import FieldType
 from flexstream.windows import MOST_WINDOWS_COUNTED_ANEW, WindowSpec
 
 FUNCTIONS = (

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from flexstream.errors import ConnectError
 from flexstream.producer import Producer
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 
 T = TypeVar("T")
 

@@ -46,12 +46,12 @@ from flexstream.query import Query
 from flexstream.reading import read_log
 from flexstream.rebalancing import Rebalancer
 from flexstream.result_rows import LateRows, ResultRows
+from flexstream.rows.stream import Stream
 from flexstream.running import RunningQuery, RunningStream
 from flexstream.session_clock import SessionClock
 from flexstream.sessions import StreamSessions
 from flexstream.staging import DEFAULT_TIMEOUT_S, Staging
 from flexstream.state.result_log import ResultLog
-from flexstream.stream import Stream
 from flexstream.variants import Variants
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 
 from flexstream import typed
 from flexstream.errors import QueryError
-from flexstream.schema import near_names
+from flexstream.rows.schema import near_names
 from flexstream.typed import (
     ARITHMETIC,
     BINARY,

@@ -11,8 +11,8 @@ import numpy as np
 from flexstream.cython_ext.partition import by_group
 from flexstream.cython_ext.placement import Placement
 from flexstream.errors import EngineError
+from flexstream.rows.stream import event_time
 from flexstream.sessions import FEED
-from flexstream.stream import event_time
 
 if TYPE_CHECKING:
     from flexstream.running import RunningStream

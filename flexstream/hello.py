@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeGuard
 from flexstream.lane_book import LaneBook
 from flexstream.nic.ports import Promise
 from flexstream.nic_service import NicService
+from flexstream.rows.stream import Stream
 from flexstream.sessions import Session, StreamSessions
-from flexstream.stream import Stream
 from flexstream.wire import CONTROL_GROUP, MAX_HELLO_BYTES, STAGE_GROUP, VERSION, ErrorCode, FrameType, Header
 
 DEFAULT_ACK_BYTES = 128 * 1024

@@ -18,7 +18,7 @@ from flexstream.constants import evaluate
 from flexstream.cython_ext.folds import why_generic
 from flexstream.cython_ext.lowering import can_fail, check_size, resolve
 from flexstream.plan import BoundFilter, BoundMap, BoundQuery
-from flexstream.schema import Schema
+from flexstream.rows.schema import Schema
 from flexstream.typed import BINARY, HASH_SEED, UNARY, Typed
 
 _COMMUTES = ("add", "mul", "eq", "ne")

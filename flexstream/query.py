@@ -23,8 +23,8 @@ from flexstream.plan import (
     Project,
     Step,
 )
-from flexstream.schema import arrow_type, check_field_name, near_names
-from flexstream.stream import RESULT_NAMES, Stream, check_name
+from flexstream.rows.schema import arrow_type, check_field_name, near_names
+from flexstream.rows.stream import RESULT_NAMES, Stream, check_name
 from flexstream.windows import MOST_WINDOWS_COUNTED_ANEW, WindowSpec
 
 if TYPE_CHECKING:

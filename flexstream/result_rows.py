@@ -10,8 +10,8 @@ import pyarrow as pa
 from flexstream.cut import Cut
 from flexstream.cython_ext.partial import null_bits
 from flexstream.query import BoundQuery
-from flexstream.schema import Schema
-from flexstream.stream import Stream
+from flexstream.rows.schema import Schema
+from flexstream.rows.stream import Stream
 
 _NULL_BITS = np.int64(null_bits())
 _NUMPY_OF = {

@@ -10,9 +10,9 @@ from typing import Any
 from flexstream.collector import Feed
 from flexstream.hello import StreamPort
 from flexstream.query import Query
+from flexstream.rows.stream import Stream
 from flexstream.sessions import Session, StreamSessions
 from flexstream.state.result_log import ResultLog
-from flexstream.stream import Stream
 
 MAX_HISTORY = 256
 

@@ -28,7 +28,7 @@ from flexstream.wire import (
 )
 
 if TYPE_CHECKING:
-    from flexstream.stream import Stream
+    from flexstream.rows.stream import Stream
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 10, 32 << 10

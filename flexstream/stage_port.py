@@ -41,7 +41,7 @@ from flexstream.wire import (
 
 if TYPE_CHECKING:
     from flexstream.engine import Engine
-    from flexstream.stream import Stream
+    from flexstream.rows.stream import Stream
 
 log = logging.getLogger("flexstream.stages")
 

@@ -14,7 +14,6 @@ from flexstream.errors import QueryError
 
 MAX_PANES_PER_WINDOW = 65_536
 MOST_WINDOWS_COUNTED_ANEW = 1_024  # of a row: what each of its windows costs by itself, a row costs so many times
-SPAN_LIMIT = 1 << 60  # of a stream's time units, as in window_times.h: no sum of times and spans leaves 64 bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import typer
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say
 from flexstream.client_http import Client
 from flexstream.errors import FlexStreamError, SchemaError
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 
 if TYPE_CHECKING:
     import pyarrow as pa

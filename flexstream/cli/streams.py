@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, table
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 
 app = typer.Typer(help="List the streams, or add one.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -27,7 +27,7 @@ from flexstream.cython_ext import lanes
 from flexstream.cython_ext.further_lanes import MOST
 from flexstream.cython_ext.sender import Sender
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 from flexstream.wire import FRAME_BYTES, HEADER_BYTES, ErrorCode
 
 log = logging.getLogger("flexstream.producer")

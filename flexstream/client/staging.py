@@ -18,7 +18,7 @@ from flexstream import stage_block
 from flexstream.client.discovery import Address, find_data_port
 from flexstream.client.handshake import Hello, Welcome, greet, refusal, retryable
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, ProtocolError
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 from flexstream.wire import HEADER_BYTES, STAGE_GROUP, FrameType, Header, WireError, frame, json_frame
 
 FIRST_PAUSE_S = 0.05

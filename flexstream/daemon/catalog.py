@@ -12,8 +12,8 @@ from typing import Any
 
 from flexstream.errors import ConfigError, FlexStreamError
 from flexstream.query import Query
+from flexstream.rows.stream import Stream
 from flexstream.state.segments import sync_directory
-from flexstream.stream import Stream
 
 CATALOG_VERSION = 1
 Sessions = dict[str, list[tuple[str, int]]]  # of each stream

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from flexstream.query import Query
     from flexstream.rebalancing import Rebalancer
+    from flexstream.rows.stream import Stream
     from flexstream.state.result_log import ResultLog
-    from flexstream.stream import Stream
 
 
 class EngineAPI(Protocol):

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from flexstream.daemon.params import Params
 from flexstream.daemon.problems import ApiError
-from flexstream.schema import near_names
+from flexstream.rows.schema import near_names
 
 if TYPE_CHECKING:
     from flexstream.daemon.server import Daemon

@@ -19,8 +19,8 @@ from flexstream.daemon.results import FORMATS, stream_log
 from flexstream.daemon.session_routes import SessionRoutes
 from flexstream.errors import SchemaError
 from flexstream.query import Query
-from flexstream.schema import near_names
-from flexstream.stream import Stream
+from flexstream.rows.schema import near_names
+from flexstream.rows.stream import Stream
 
 if TYPE_CHECKING:
     from flexstream.daemon.server import Daemon

@@ -32,7 +32,7 @@ from flexstream.daemon.stages import StageRoutes
 from flexstream.daemon.threads import Threads
 from flexstream.errors import ConfigError, FlexStreamError
 from flexstream.query import Query
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 
 log = logging.getLogger("flexstream.daemon")
 SESSIONS_EVERY_S = 0.5  # at most so often the catalog is written because producers came or went

@@ -18,8 +18,8 @@ import numpy as np
 from flexstream.client_http import Client
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, SchemaError
 from flexstream.query import Query
+from flexstream.rows.stream import Stream
 from flexstream.spark.options import Options
-from flexstream.stream import Stream
 
 Answer = TypeVar("Answer")
 Rows = np.ndarray[Any, np.dtype[Any]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from flexstream.client.discovery import Address
 from flexstream.errors import ConfigError
-from flexstream.schema import near_names
+from flexstream.rows.schema import near_names
 from flexstream.state.applied import DEFAULT_REMEMBER_S
 
 # Spark hands its own options over together with ours; these it uses itself.

@@ -19,8 +19,8 @@ import numpy as np
 
 from flexstream.errors import FlexStreamError
 from flexstream.producer import Producer
+from flexstream.rows.stream import Stream
 from flexstream.spark.nodes import Rows, Target, split
-from flexstream.stream import Stream
 
 NO_TIME = -(2**63)
 PIECE_BYTES = 256 << 10  # packed at a time: in the cache while it is grouped
@@ -212,7 +212,7 @@ def _packed(stream: Stream, batches: Iterable[Any]) -> Iterable[Rows]:
 
 def _packed_pieces(stream: Stream, batches: Iterable[Any]) -> Iterable[Rows]:
     """The same in pieces that fit the cache, each valid until the next: for producers that copy what they send."""
-    from flexstream.arrow_packing import packed_pieces
+    from flexstream.rows.from_arrow import packed_pieces
 
     memory = np.empty(max(1, PIECE_BYTES // stream.schema.row_bytes), stream.schema.dtype)
     for batch in batches:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flexstream.errors import ConfigError, FlexStreamError, SchemaError
+from flexstream.rows.stream import Stream
 from flexstream.spark.nodes import Target
 from flexstream.spark.options import Options
-from flexstream.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

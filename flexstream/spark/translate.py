@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from flexstream.errors import QueryError
 from flexstream.plan import BoundAggregate, BoundFilter, BoundMap, BoundQuery
-from flexstream.schema import FieldType
+from flexstream.rows.schema import FieldType
 from flexstream.spark import types
 from flexstream.spark.expressions import Columns
 from flexstream.typed import Typed

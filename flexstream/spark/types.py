@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flexstream.errors import SchemaError
-from flexstream.schema import Field, FieldType, near_names
-from flexstream.stream import Stream
+from flexstream.rows.schema import Field, FieldType, near_names
+from flexstream.rows.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -8,7 +8,7 @@ import numpy as np
 
 from flexstream.aggregates import count
 from flexstream.expr import col
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 from flexstream.windows import tumbling
 
 WINDOW_MS = 10_000

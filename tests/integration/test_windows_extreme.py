@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import flexstream as fs
+from flexstream.rows.stream import SPAN_LIMIT
 from flexstream.testing import run
-from flexstream.windows import SPAN_LIMIT
 from tests.property.checks import FINISH_S, as_rows, assert_same_results
 
 LIMIT = 1 << 62

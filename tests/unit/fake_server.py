@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 from flexstream.wire import (
     CONTROL_GROUP,
     HEADER_BYTES,

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import flexstream as fs
-from flexstream.arrow_packing import packed_pieces
 from flexstream.cython_ext.columns import pack_columns
 from flexstream.errors import SchemaError
+from flexstream.rows.from_arrow import packed_pieces
 
 SCHEMA = fs.Stream(
     "s",

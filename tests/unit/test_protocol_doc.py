@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flexstream import wire
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 from flexstream.wire import CONTROL_GROUP, ErrorCode, FrameType, frame, json_frame
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"

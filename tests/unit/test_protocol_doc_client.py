@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 from flexstream.wire import CONTROL_GROUP
 from tests.unit.fake_server import FakeServer
 

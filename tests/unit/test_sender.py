@@ -8,7 +8,7 @@ import pytest
 
 from flexstream.cython_ext import sender as native
 from flexstream.cython_ext.sender import Sender
-from flexstream.stream import Stream
+from flexstream.rows.stream import Stream
 from flexstream.wire import HEADER_BYTES, Flags, FrameType, Header, frame, frame_crc, signed
 
 

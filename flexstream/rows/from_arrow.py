@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from flexstream.cython_ext.columns import pack_columns
-from flexstream.missing import Given, nulls
-from flexstream.packing import Rows, check_names, convert, pack_given
-from flexstream.schema import Field, Schema
+from flexstream.rows.missing import Given, nulls
+from flexstream.rows.packing import Rows, check_names, convert, pack_given
+from flexstream.rows.schema import Field, Schema
 
 _UNITS = ("s", "ms", "us", "ns")
 MOST_ENTRIES = 1 << 16  # of a dictionary that is laid out as fixed bytes

@@ -219,8 +219,8 @@ class Schema:
         )
 
     def pack(self, data: Any, missing: Any = None) -> np.ndarray[Any, np.dtype[Any]]:
-        """`data` as packed rows: see `flexstream.packing.pack`."""
-        from flexstream.packing import pack
+        """`data` as packed rows: see `flexstream.rows.packing.pack`."""
+        from flexstream.rows.packing import pack
 
         return pack(self, data, missing)
 

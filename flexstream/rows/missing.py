@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flexstream.errors import SchemaError
-from flexstream.schema import Field, Schema
+from flexstream.rows.schema import Field, Schema
 
 Column = np.ndarray[Any, np.dtype[Any]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from flexstream.errors import SchemaError
-from flexstream.missing import DROP, Column, Given, choose, given_numpy, given_pandas, is_missing, nulls
-from flexstream.schema import Field, Schema, near_names
+from flexstream.rows.missing import DROP, Column, Given, choose, given_numpy, given_pandas, is_missing, nulls
+from flexstream.rows.schema import Field, Schema, near_names
 
 Rows = np.ndarray[Any, np.dtype[Any]]
 
@@ -41,7 +41,7 @@ def pack(schema: Schema, data: Any, missing: Any = None) -> Rows:
     if _is_from(data, "pandas"):  # not through Arrow, which would make nulls of NaNs that missing= may want
         return pack_given(schema, {name: given_pandas(data[name]) for name in data.columns}, missing)
     if _is_arrow(data):
-        from flexstream.arrow_packing import pack_arrow
+        from flexstream.rows.from_arrow import pack_arrow
 
         return pack_arrow(schema, data, missing)
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
@@ -130,7 +130,7 @@ def _given(values: Any) -> Given:
     if _is_from(values, "pandas"):
         return given_pandas(values)
     if _is_arrow(values):
-        from flexstream.arrow_packing import given_arrow
+        from flexstream.rows.from_arrow import given_arrow
 
         return given_arrow(values)
     if hasattr(values, "__array__"):

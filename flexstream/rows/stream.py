@@ -16,8 +16,7 @@ import numpy as np
 from flexstream import durations, missing_build
 from flexstream.durations import Duration
 from flexstream.errors import SchemaError
-from flexstream.schema import Field, Schema, near_names
-from flexstream.windows import SPAN_LIMIT
+from flexstream.rows.schema import Field, Schema, near_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_KEY_FIELDS = 16
 MAX_GROUPS = 65_535
+SPAN_LIMIT = 1 << 60  # of a stream's time units, as in window_times.h: no sum of times and spans leaves 64 bits
 RESULT_NAMES = ("window_start", "window_end", "group", "revision", "complete")
 LATE_NAME = "watermark"
 OFF = "off"

@@ -1,0 +1,1 @@
+"""What a record is: field types, streams, and how rows are packed."""

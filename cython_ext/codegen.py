@@ -17,8 +17,8 @@ from flexstream.cython_ext.codegen_expr import Block, Expressions, comment, conj
 from flexstream.cython_ext.codegen_folds import merging, updates
 from flexstream.cython_ext.folds import FOLDS, folded
 from flexstream.cython_ext.lowering import KEY_FORMS, can_fail, resolve
-from flexstream.expr import Typed
-from flexstream.plan import BoundFilter, BoundMap, BoundQuery
+from flexstream.query.expr import Typed
+from flexstream.query.plan import BoundFilter, BoundMap, BoundQuery
 from flexstream.rows.schema import Field
 
 ENTRY_POINT = "fs_variant_run"

@@ -10,9 +10,9 @@ import struct
 from dataclasses import dataclass, field
 
 from flexstream.cython_ext.lowering import can_fail
+from flexstream.query.typed import CALENDAR, RANGES, Typed
 from flexstream.rows.schema import Field
 from flexstream.rows.stream import Stream
-from flexstream.typed import CALENDAR, RANGES, Typed
 
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _REAL_COMPARISONS = {

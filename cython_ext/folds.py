@@ -5,8 +5,8 @@ Numbers as in the Fold enum of partial.pxd. A fold's slots are a mergeable parti
 
 from __future__ import annotations
 
-from flexstream.expr import Typed
-from flexstream.plan import BoundAggregate, BoundQuery
+from flexstream.query.expr import Typed
+from flexstream.query.plan import BoundAggregate, BoundQuery
 
 MAX_SLOTS = 1024  # of all aggregates of a query; MAX_SLOTS of partial.pxd
 

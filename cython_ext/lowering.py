@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from flexstream.cython_ext.folds import BESIDE, FOLDS, MAX_SIDES, MAX_SLOTS, folded
 from flexstream.cython_ext.registers import Instruction, allocate
 from flexstream.errors import QueryError
-from flexstream.query import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
+from flexstream.query.query import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
+from flexstream.query.typed import CALENDAR, MAX_DEPTH, Typed
 from flexstream.rows.schema import Field, Schema
-from flexstream.typed import CALENDAR, MAX_DEPTH, Typed
 
 MAX_REGISTERS = 64
 MAX_AGGREGATES = 32

@@ -11,7 +11,18 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from flexstream.aggregates import (
+from flexstream.errors import (
+    BackPressure,
+    ConfigError,
+    ConnectError,
+    EngineError,
+    FlexStreamError,
+    ProtocolError,
+    QueryError,
+    ResultLogError,
+    SchemaError,
+)
+from flexstream.query.aggregates import (
     Aggregate,
     approx_distinct,
     avg,
@@ -26,22 +37,11 @@ from flexstream.aggregates import (
     stddev,
     sum,
 )
-from flexstream.errors import (
-    BackPressure,
-    ConfigError,
-    ConnectError,
-    EngineError,
-    FlexStreamError,
-    ProtocolError,
-    QueryError,
-    ResultLogError,
-    SchemaError,
-)
-from flexstream.expr import Expr, col, hash, lit, when
-from flexstream.query import Query
+from flexstream.query.expr import Expr, col, hash, lit, when
+from flexstream.query.query import Query
+from flexstream.query.windows import WindowSpec, sliding, tumbling
 from flexstream.rows.schema import Field, Schema
 from flexstream.rows.stream import Stream
-from flexstream.windows import WindowSpec, sliding, tumbling
 
 if TYPE_CHECKING:
     from flexstream.async_producer import AsyncProducer

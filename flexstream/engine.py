@@ -40,9 +40,9 @@ from flexstream.lane_book import LaneBook
 from flexstream.loads import Loads
 from flexstream.moving import Mover
 from flexstream.nic_service import NicService
-from flexstream.optimise import optimise
 from flexstream.pings import Pings
-from flexstream.query import Query
+from flexstream.query.optimise import optimise
+from flexstream.query.query import Query
 from flexstream.reading import read_log
 from flexstream.rebalancing import Rebalancer
 from flexstream.result_rows import LateRows, ResultRows

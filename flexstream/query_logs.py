@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flexstream.errors import FlexStreamError
-from flexstream.plan import BoundQuery
-from flexstream.query import Query
+from flexstream.query.plan import BoundQuery
+from flexstream.query.query import Query
 from flexstream.state.known import last_ends
 from flexstream.state.result_log import ResultLog
 from flexstream.state.room import Room

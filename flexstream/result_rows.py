@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from flexstream.cut import Cut
 from flexstream.cython_ext.partial import null_bits
-from flexstream.query import BoundQuery
+from flexstream.query.query import BoundQuery
 from flexstream.rows.schema import Schema
 from flexstream.rows.stream import Stream
 

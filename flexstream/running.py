@@ -9,7 +9,7 @@ from typing import Any
 
 from flexstream.collector import Feed
 from flexstream.hello import StreamPort
-from flexstream.query import Query
+from flexstream.query.query import Query
 from flexstream.rows.stream import Stream
 from flexstream.sessions import Session, StreamSessions
 from flexstream.state.result_log import ResultLog

@@ -14,7 +14,7 @@ from typing import Any
 
 from flexstream.cython_ext.choices import MISS, PLAIN, Choices, branch_free_from
 from flexstream.cython_ext.codegen import Pipeline
-from flexstream.typed import CALENDAR, Typed
+from flexstream.query.typed import CALENDAR, Typed
 
 BETTER = 0.9  # another order must cost that much of the present one, at most
 MAX_DENSE_BYTES = 512 << 10  # as a second-level cache; beyond it the table is better, where keys lie closer together

@@ -53,7 +53,7 @@ def show(
     """
     reply = connect(url, token_file).get(f"/v1/queries/{quote(name, safe='')}")
     if code:
-        from flexstream.query import Query
+        from flexstream.query.query import Query
 
         text = Query.from_dict(reply["plan"]).explain("code")
         emit({"name": reply["name"], "code": text}) if as_json else say(text.rstrip())

@@ -12,7 +12,7 @@ import typer
 
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say
 from flexstream.errors import QueryError
-from flexstream.query import Query
+from flexstream.query.query import Query
 
 
 def submit(

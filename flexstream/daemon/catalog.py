@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flexstream.errors import ConfigError, FlexStreamError
-from flexstream.query import Query
+from flexstream.query.query import Query
 from flexstream.rows.stream import Stream
 from flexstream.state.segments import sync_directory
 

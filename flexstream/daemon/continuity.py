@@ -16,7 +16,7 @@ from flexstream.cut import Cut
 from flexstream.daemon.catalog import Catalog
 from flexstream.daemon.engine_api import EngineAPI
 from flexstream.errors import ConfigError
-from flexstream.query import Query
+from flexstream.query.query import Query
 
 log = logging.getLogger("flexstream.daemon")
 

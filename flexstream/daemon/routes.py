@@ -18,7 +18,7 @@ from flexstream.daemon.rebalance_routes import RebalanceRoutes
 from flexstream.daemon.results import FORMATS, stream_log
 from flexstream.daemon.session_routes import SessionRoutes
 from flexstream.errors import SchemaError
-from flexstream.query import Query
+from flexstream.query.query import Query
 from flexstream.rows.schema import near_names
 from flexstream.rows.stream import Stream
 

@@ -31,7 +31,7 @@ from flexstream.daemon.routes import Routes
 from flexstream.daemon.stages import StageRoutes
 from flexstream.daemon.threads import Threads
 from flexstream.errors import ConfigError, FlexStreamError
-from flexstream.query import Query
+from flexstream.query.query import Query
 from flexstream.rows.stream import Stream
 
 log = logging.getLogger("flexstream.daemon")

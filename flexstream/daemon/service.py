@@ -20,7 +20,7 @@ from flexstream.daemon.catalog import Catalog, DataDirLock
 from flexstream.daemon.engine_api import EngineAPI
 from flexstream.daemon.server import Daemon
 from flexstream.errors import FlexStreamError
-from flexstream.query import Query
+from flexstream.query.query import Query
 
 log = logging.getLogger("flexstream.daemon")
 SHOWN_WINDOWS = 20

@@ -21,7 +21,7 @@ from flexstream.rows.schema import Field, Schema, near_names
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from flexstream.query import Query
+    from flexstream.query.query import Query
 
 MAX_KEY_FIELDS = 16
 MAX_GROUPS = 65_535
@@ -195,7 +195,7 @@ class Stream:
 
     def query(self, name: str) -> Query:
         """Begin a query over this stream."""
-        from flexstream.query import Query
+        from flexstream.query.query import Query
 
         return Query(name, self)
 

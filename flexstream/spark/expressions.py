@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from flexstream.query.typed import CALENDAR, RANGES, Typed
 from flexstream.spark import types
-from flexstream.typed import CALENDAR, RANGES, Typed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

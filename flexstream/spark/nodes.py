@@ -17,7 +17,7 @@ import numpy as np
 
 from flexstream.client_http import Client
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, SchemaError
-from flexstream.query import Query
+from flexstream.query.query import Query
 from flexstream.rows.stream import Stream
 from flexstream.spark.options import Options
 

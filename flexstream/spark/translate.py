@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from flexstream.errors import QueryError
-from flexstream.plan import BoundAggregate, BoundFilter, BoundMap, BoundQuery
+from flexstream.query.plan import BoundAggregate, BoundFilter, BoundMap, BoundQuery
+from flexstream.query.typed import Typed
 from flexstream.rows.schema import FieldType
 from flexstream.spark import types
 from flexstream.spark.expressions import Columns
-from flexstream.typed import Typed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from flexstream.query import Query
+    from flexstream.query.query import Query
 
 APPROX_ERROR = 0.0325  # relative standard deviation
 BEGINNING = -(2**62)  # microseconds: before any timestamp

@@ -18,7 +18,7 @@ from flexstream.rows.stream import Stream
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from flexstream.query import Query
+    from flexstream.query.query import Query
 
 _INTEGRAL = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 _NATURAL: dict[str, T.DataType] = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flexstream.errors import QueryError
-from flexstream.query import Filter, Map, Query
+from flexstream.query.query import Filter, Map, Query
 from flexstream.testing.hashes import estimate, in_order, word_of
 from flexstream.testing.values import I64_MAX, I64_MIN, Row, RowError, evaluate, orderable, type_of
 

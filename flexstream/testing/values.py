@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from flexstream import expr as e
+from flexstream.query import expr as e
 
 I64_MIN, I64_MAX = -(2**63), 2**63 - 1
 UNITS = {"timestamp[s]": 1, "timestamp[ms]": 10**3, "timestamp[us]": 10**6, "timestamp[ns]": 10**9}

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from flexstream.aggregates import count
-from flexstream.expr import col
+from flexstream.query.aggregates import count
+from flexstream.query.expr import col
+from flexstream.query.windows import tumbling
 from flexstream.rows.stream import Stream
-from flexstream.windows import tumbling
 
 WINDOW_MS = 10_000
 EVENT_TYPES = (b"view", b"click", b"purchase")

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 import flexstream as fs
 from flexstream import col
-from flexstream.expr import PARTS, Cast, Column
+from flexstream.query.expr import PARTS, Cast, Column
 from flexstream.testing import run
 from tests.waiting import WAIT_S
 

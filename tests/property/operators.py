@@ -11,7 +11,7 @@ import numpy as np
 
 import flexstream as fs
 from flexstream import col, lit
-from flexstream.expr import PARTS
+from flexstream.query.expr import PARTS
 from tests.property.checks import INTEGER_CASTS, UNITS
 
 STREAM = fs.Stream(

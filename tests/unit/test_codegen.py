@@ -24,7 +24,7 @@ from flexstream.cython_ext.codegen_expr import comment
 from flexstream.cython_ext.compiler import INCLUDES
 from flexstream.cython_ext.folds import FOLDS
 from flexstream.cython_ext.lowering import KEY_FORMS, lower
-from flexstream.expr import PARTS
+from flexstream.query.expr import PARTS
 from flexstream.testing.ysb import YSB_QUERY
 from tests.property.checks import random_query, random_stream
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexstream import QueryError, col, hash, lit, when
-from flexstream.expr import CASTS, MAX_DEPTH, PARTS, Literal, bind, from_json, same, to_json
+from flexstream.query.expr import CASTS, MAX_DEPTH, PARTS, Literal, bind, from_json, same, to_json
 
 FIELDS = {
     "i": "i32",

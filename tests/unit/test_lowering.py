@@ -16,7 +16,7 @@ from flexstream.cython_ext.lowering import (
     lower,
 )
 from flexstream.cython_ext.registers import allocate, reads
-from flexstream.expr import bind
+from flexstream.query.expr import bind
 
 STREAM = fs.Stream(
     "s",

@@ -14,8 +14,8 @@ import pytest
 
 import flexstream as fs
 from flexstream import col, lit
-from flexstream.constants import calendar, evaluate
-from flexstream.expr import PARTS, bind
+from flexstream.query.constants import calendar, evaluate
+from flexstream.query.expr import PARTS, bind
 from flexstream.testing.values import Row
 from flexstream.testing.values import evaluate as oracle_value
 from tests.property.checks import FINISH_S, Case, as_rows, assert_conserved, equal
@@ -265,7 +265,7 @@ def constant_trees() -> list[Any]:
 
 
 def test_constants_are_folded_to_what_the_oracle_says():
-    from flexstream.optimise import fold
+    from flexstream.query.optimise import fold
     from flexstream.testing.values import RowError
 
     folded = 0

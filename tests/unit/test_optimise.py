@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import flexstream as fs
 from flexstream import col, lit
-from flexstream.expr import Typed, bind
-from flexstream.optimise import evaluate, fold, optimise, text
-from flexstream.plan import BoundFilter
+from flexstream.query.expr import Typed, bind
+from flexstream.query.optimise import evaluate, fold, optimise, text
+from flexstream.query.plan import BoundFilter
 
 STREAM = fs.Stream(
     "s",

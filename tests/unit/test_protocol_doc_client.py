@@ -54,8 +54,8 @@ def test_its_rows_arrive_in_the_groups_where_they_belong():
 
 def test_the_engine_counts_its_rows():
     from flexstream import engine as engine_module
-    from flexstream.aggregates import count
-    from flexstream.windows import tumbling
+    from flexstream.query.aggregates import count
+    from flexstream.query.windows import tumbling
 
     query = STREAM.query("per_key").window(tumbling("1s")).agg(n=count())
     with engine_module.Engine(workers=1, groups=16, listen="127.0.0.1:0", pin=False) as engine:

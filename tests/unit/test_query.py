@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import flexstream as fs
 from flexstream import FlexStreamError, QueryError, Stream, col
-from flexstream import query as query_module
-from flexstream.query import BoundFilter, BoundMap, Project
+from flexstream.query import query as query_module
+from flexstream.query.query import BoundFilter, BoundMap, Project
 
 SHOP = Stream(
     "shop",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flexstream.windows import SPAN_LIMIT
+from flexstream.query.windows import SPAN_LIMIT
 
 HERE = Path(__file__).parents[1]
 PROGRAM = HERE / "native/window_times.c"

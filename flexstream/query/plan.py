@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flexstream.expr import Expr, Typed
+from flexstream.query.expr import Expr, Typed
 
 if TYPE_CHECKING:
-    from flexstream.query import Query
+    from flexstream.query.query import Query
 
 
 @dataclass(frozen=True, eq=False, slots=True)

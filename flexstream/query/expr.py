@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flexstream import typed
 from flexstream.errors import QueryError
-from flexstream.rows.schema import near_names
-from flexstream.typed import (
+from flexstream.query import typed
+from flexstream.query.typed import (
     ARITHMETIC,
     BINARY,
     BOOLEAN,
@@ -28,6 +27,7 @@ from flexstream.typed import (
     Typed,
     value_type,
 )
+from flexstream.rows.schema import near_names
 
 __all__ = [
     "ARITHMETIC", "BINARY", "BOOLEAN", "CASTS", "COMPARISON", "I64_MAX", "I64_MIN", "MAX_DEPTH", "PARTS", "UNARY",

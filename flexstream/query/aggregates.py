@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flexstream import expr as expressions
 from flexstream.errors import QueryError
-from flexstream.expr import Expr, Typed
+from flexstream.query import expr as expressions
+from flexstream.query.expr import Expr, Typed
+from flexstream.query.windows import MOST_WINDOWS_COUNTED_ANEW, WindowSpec
 from flexstream.rows.schema import FieldType
-from flexstream.windows import MOST_WINDOWS_COUNTED_ANEW, WindowSpec
 
 FUNCTIONS = (
     "count", "count_if", "sum", "min", "max", "avg", "stddev", "first", "last", "distinct",

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flexstream.constants import evaluate
 from flexstream.cython_ext.folds import why_generic
 from flexstream.cython_ext.lowering import can_fail, check_size, resolve
-from flexstream.plan import BoundFilter, BoundMap, BoundQuery
+from flexstream.query.constants import evaluate
+from flexstream.query.plan import BoundFilter, BoundMap, BoundQuery
+from flexstream.query.typed import BINARY, HASH_SEED, UNARY, Typed
 from flexstream.rows.schema import Schema
-from flexstream.typed import BINARY, HASH_SEED, UNARY, Typed
 
 _COMMUTES = ("add", "mul", "eq", "ne")
 _OPPOSITE = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from flexstream import durations
-from flexstream import expr as expressions
-from flexstream.aggregates import Aggregate, check_window, result_type
 from flexstream.durations import Duration
 from flexstream.errors import FlexStreamError, QueryError, SchemaError
-from flexstream.expr import Expr, Typed
-from flexstream.plan import (
+from flexstream.query import expr as expressions
+from flexstream.query.aggregates import Aggregate, check_window, result_type
+from flexstream.query.expr import Expr, Typed
+from flexstream.query.plan import (
     BoundAggregate,
     BoundFilter,
     BoundMap,
@@ -23,9 +23,9 @@ from flexstream.plan import (
     Project,
     Step,
 )
+from flexstream.query.windows import MOST_WINDOWS_COUNTED_ANEW, WindowSpec
 from flexstream.rows.schema import arrow_type, check_field_name, near_names
 from flexstream.rows.stream import RESULT_NAMES, Stream, check_name
-from flexstream.windows import MOST_WINDOWS_COUNTED_ANEW, WindowSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -440,14 +440,14 @@ class Query:
         if what == "code":
             from flexstream.cython_ext.codegen import generate
             from flexstream.cython_ext.lowering import lower
-            from flexstream.optimise import optimise
+            from flexstream.query.optimise import optimise
 
             bound = optimise(self.bound())
             lower(bound)  # refuses what would not run
             cannot = why_generic(bound)
             return generate(bound) if cannot is None else f"/* {cannot} */"
         if what == "optimised":
-            from flexstream.optimise import explain
+            from flexstream.query.optimise import explain
 
             return explain(self.bound())
         if what != "plan":

@@ -6,7 +6,7 @@ import math
 import struct
 from datetime import date
 
-from flexstream.typed import CALENDAR, I64_MAX, I64_MIN, RANGES, Typed
+from flexstream.query.typed import CALENDAR, I64_MAX, I64_MIN, RANGES, Typed
 
 Value = int | float | bool | bytes
 ORDER = {"eq": (0,), "ne": (-1, 1), "lt": (-1,), "le": (-1, 0), "gt": (1,), "ge": (0, 1)}

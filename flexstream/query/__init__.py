@@ -1,0 +1,1 @@
+"""What is asked: expressions, windows, aggregates, and the plan that they make."""

@@ -17,8 +17,8 @@ import numpy as np
 import flexstream as fs
 from benchmarks.harness import CACHE
 from benchmarks.programs import start_program
-from flexstream import wire
 from flexstream.testing import ysb
+from flexstream.wire import frames as wire
 
 FRAME_ROWS = 210  # 16 KiB: every group is heard of every few milliseconds
 STEPS, OTHERS = 28, 12

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import CACHE
-from flexstream import wire
 from flexstream.rows.stream import Stream
 from flexstream.testing import ysb
+from flexstream.wire import frames as wire
 
 KEYS = 10_000
 SEED = 7

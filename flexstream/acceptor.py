@@ -26,7 +26,7 @@ from flexstream.nic.alignment import Arrival
 from flexstream.pace import Slowing
 from flexstream.receive_room import make_room, room_for_one
 from flexstream.sessions import Session, SessionRefused
-from flexstream.wire import (
+from flexstream.wire.frames import (
     CONTROL_GROUP,
     HEADER_BYTES,
     MAX_FRAME_BYTES,

@@ -18,7 +18,7 @@ from flexstream import durations, hello
 from flexstream.hello import Host, Refused, StreamPort
 from flexstream.pace import Pace
 from flexstream.sessions import Session
-from flexstream.wire import (
+from flexstream.wire.frames import (
     CONTROL_GROUP,
     HEADER_BYTES,
     MAX_FRAME_BYTES,

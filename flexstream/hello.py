@@ -13,7 +13,7 @@ from flexstream.nic.ports import Promise
 from flexstream.nic_service import NicService
 from flexstream.rows.stream import Stream
 from flexstream.sessions import Session, StreamSessions
-from flexstream.wire import CONTROL_GROUP, MAX_HELLO_BYTES, STAGE_GROUP, VERSION, ErrorCode, FrameType, Header
+from flexstream.wire.frames import CONTROL_GROUP, MAX_HELLO_BYTES, STAGE_GROUP, VERSION, ErrorCode, FrameType, Header
 
 DEFAULT_ACK_BYTES = 128 * 1024
 MAX_ACK_BYTES = 1 << 40

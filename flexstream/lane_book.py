@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from flexstream.wire import lanes_frame
+from flexstream.wire.frames import lanes_frame
 
 if TYPE_CHECKING:
     from flexstream.running import RunningStream

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexstream.wire import ErrorCode, bitmap
+from flexstream.wire.frames import ErrorCode, bitmap
 
 log = logging.getLogger("flexstream.sessions")
 

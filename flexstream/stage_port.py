@@ -20,13 +20,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flexstream import hello, stage_block
+from flexstream import hello
 from flexstream.cython_ext.crc32c import crc32c
 from flexstream.errors import StageError
 from flexstream.stage_room import ROOM_WAIT_S
 from flexstream.stages import Stage, Stages
 from flexstream.state.pages import Bytes, SparePages, page_memory
-from flexstream.wire import (
+from flexstream.wire import stage_block
+from flexstream.wire.frames import (
     HEADER_BYTES,
     MAX_HELLO_BYTES,
     MAX_STAGE_FRAME_BYTES,

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from flexstream.errors import StageError
-from flexstream.stage_block import Block
 from flexstream.stage_room import STAGE_BYTES, StageRoom
 from flexstream.state.commits import NAME as JOURNAL_NAME
 from flexstream.state.pages import Bytes
 from flexstream.state.segments import sync_directory
 from flexstream.state.stage import SUFFIX, StageFile, io_error
+from flexstream.wire.stage_block import Block
 
 log = logging.getLogger("flexstream.stages")
 

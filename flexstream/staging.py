@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 from flexstream.errors import FlexStreamError, StageError
 from flexstream.feeding import TIME_LIMIT, Feeder
 from flexstream.sessions import SINK, Session, SessionRefused
-from flexstream.stage_block import decode
 from flexstream.stage_port import StagePort
 from flexstream.stages import DEFAULT_LIMIT_BYTES, Stage, Stages
 from flexstream.state.applied import DEFAULT_REMEMBER_S
 from flexstream.state.commits import CommitJournal, Record
 from flexstream.state.known import KnownLate, KnownResults
 from flexstream.state.pages import Bytes, SparePages
-from flexstream.wire import WireError
+from flexstream.wire.frames import WireError
+from flexstream.wire.stage_block import decode
 
 if TYPE_CHECKING:
     from flexstream.engine import Engine

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from flexstream.errors import StageError
-from flexstream.stage_block import check_crc
 from flexstream.state.pages import (
     PAGE_BYTES,
     Bytes,
@@ -35,7 +34,8 @@ from flexstream.state.pages import (
     whole_pages,
     write_pages,
 )
-from flexstream.wire import HEADER_BYTES, STAGE_GROUP, FrameType, Header, WireError, frame
+from flexstream.wire.frames import HEADER_BYTES, STAGE_GROUP, FrameType, Header, WireError, frame
+from flexstream.wire.stage_block import check_crc
 
 SUFFIX = ".stage"
 KEPT_FRAME_BYTES = 64  # what a frame in memory takes besides its bytes

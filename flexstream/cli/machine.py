@@ -15,7 +15,7 @@ from pathlib import Path
 from flexstream.addresses import CONTROL_PORT, DATA_PORT, join_address
 from flexstream.client_http import Client
 from flexstream.errors import FlexStreamError
-from flexstream.wire import HEADER_BYTES, FrameType, Header, WireError, frame
+from flexstream.wire.frames import HEADER_BYTES, FrameType, Header, WireError, frame
 
 ASK_S = 1.0  # for whoever has a port to say what he is
 WANTED_FILES = 65_536

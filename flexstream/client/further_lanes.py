@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexstream.cython_ext.further_lanes import MOST, FurtherLanes
-from flexstream.wire import HEADER_BYTES, FrameType, Header, WireError, lanes_of
+from flexstream.wire.frames import HEADER_BYTES, FrameType, Header, WireError, lanes_of
 
 log = logging.getLogger("flexstream.producer")
 

@@ -19,7 +19,7 @@ from flexstream.client.further_lanes import LaneName
 from flexstream.client.steering import Ports
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
 from flexstream.nic.ports import Promise
-from flexstream.wire import (
+from flexstream.wire.frames import (
     CONTROL_GROUP,
     HEADER_BYTES,
     RETRYABLE,

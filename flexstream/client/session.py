@@ -28,7 +28,7 @@ from flexstream.cython_ext.further_lanes import MOST
 from flexstream.cython_ext.sender import Sender
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
 from flexstream.rows.stream import Stream
-from flexstream.wire import FRAME_BYTES, HEADER_BYTES, ErrorCode
+from flexstream.wire.frames import FRAME_BYTES, HEADER_BYTES, ErrorCode
 
 log = logging.getLogger("flexstream.producer")
 

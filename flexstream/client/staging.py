@@ -14,12 +14,12 @@ import socket
 import time
 from typing import Any
 
-from flexstream import stage_block
 from flexstream.client.discovery import Address, find_data_port
 from flexstream.client.handshake import Hello, Welcome, greet, refusal, retryable
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, ProtocolError
 from flexstream.rows.stream import Stream
-from flexstream.wire import HEADER_BYTES, STAGE_GROUP, FrameType, Header, WireError, frame, json_frame
+from flexstream.wire import stage_block
+from flexstream.wire.frames import HEADER_BYTES, STAGE_GROUP, FrameType, Header, WireError, frame, json_frame
 
 FIRST_PAUSE_S = 0.05
 ANSWER_S = 120.0  # how long the server may take to read a block, or to make a stage durable

@@ -15,7 +15,7 @@ import numpy as np
 
 import flexstream as fs
 from flexstream.testing import run
-from flexstream.wire import CONTROL_GROUP, HEADER_BYTES, ErrorCode, FrameType, Header, frame, json_frame
+from flexstream.wire.frames import CONTROL_GROUP, HEADER_BYTES, ErrorCode, FrameType, Header, frame, json_frame
 from tests.property.checks import as_rows, assert_ledger, assert_same_results
 from tests.waiting import WAIT_S
 

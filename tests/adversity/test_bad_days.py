@@ -16,7 +16,7 @@ import flexstream as fs
 from flexstream.errors import ConnectError, FlexStreamError
 from flexstream.testing import run
 from flexstream.testing.fault_proxy import FaultProxy, Faults
-from flexstream.wire import ErrorCode, FrameType, frame
+from flexstream.wire.frames import ErrorCode, FrameType, frame
 from tests.adversity.rig import (
     FAR,
     GROUPS,

@@ -10,7 +10,7 @@ import flexstream as fs
 from flexstream import engine_status
 from flexstream.daemon.metrics import render
 from flexstream.testing import run
-from flexstream.wire import CONTROL_GROUP, ErrorCode, Flags, FrameType, Header, frame
+from flexstream.wire.frames import CONTROL_GROUP, ErrorCode, Flags, FrameType, Header, frame
 from tests.adversity.rig import (
     GROUPS,
     QUERY,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flexstream.wire import CONTROL_GROUP, STAGE_GROUP, ErrorCode, FrameType, Header, frame, json_frame
+from flexstream.wire.frames import CONTROL_GROUP, STAGE_GROUP, ErrorCode, FrameType, Header, frame, json_frame
 from tests.adversity.rig import (
     GROUPS,
     STREAM,

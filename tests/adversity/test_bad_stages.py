@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream import stage_block, stage_port, stage_room
-from flexstream.wire import STAGE_GROUP, ErrorCode, FrameType, Header, frame, json_frame
+from flexstream import stage_port, stage_room
+from flexstream.wire import stage_block
+from flexstream.wire.frames import STAGE_GROUP, ErrorCode, FrameType, Header, frame, json_frame
 from tests.adversity.rig import (
     GROUPS,
     QUERY,

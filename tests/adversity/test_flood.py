@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import flexstream as fs
-from flexstream.wire import ErrorCode
+from flexstream.wire.frames import ErrorCode
 from tests.adversity.rig import (
     FAR,
     STREAM,

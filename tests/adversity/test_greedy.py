@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 import flexstream as fs
-from flexstream.wire import RETRYABLE, ErrorCode, FrameType, frame
+from flexstream.wire.frames import RETRYABLE, ErrorCode, FrameType, frame
 from tests.adversity.rig import (
     GROUPS,
     STREAM,

@@ -10,7 +10,7 @@ import pytest
 
 import flexstream as fs
 from flexstream.sessions import FEED, SINK
-from flexstream.wire import FrameType, frame
+from flexstream.wire.frames import FrameType, frame
 from tests.adversity.rig import STREAM, RawClient, address, assert_results, bitmap, make_rows, read_frame, serving
 from tests.waiting import WAIT_S, wait_until
 

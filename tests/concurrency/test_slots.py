@@ -15,7 +15,7 @@ import pytest
 
 import flexstream as fs
 from flexstream.splits import NoLanes
-from flexstream.wire import FrameType, frame
+from flexstream.wire.frames import FrameType, frame
 from tests.adversity import rig
 from tests.waiting import wait_until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from flexstream import Stream
-from flexstream.wire import FrameType, Header, frame
+from flexstream.wire.frames import FrameType, Header, frame
 from tests.fuzz_corpus.frame_target import SMALL, TEXT, check
 
 FOLDER = Path(__file__).parent / "frames"

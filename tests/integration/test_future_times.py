@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.wire import ErrorCode, FrameType, frame
+from flexstream.wire.frames import ErrorCode, FrameType, frame
 from tests.adversity.rig import GROUPS, RawClient, bitmap, data_frame, expect_error, read_frame
 from tests.property.checks import as_rows, assert_ledger
 from tests.waiting import WAIT_S, wait_until

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.wire import FrameType, frame
+from flexstream.wire.frames import FrameType, frame
 from tests.adversity.rig import (
     GROUPS,
     QUERY,

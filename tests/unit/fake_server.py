@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 from flexstream.rows.stream import Stream
-from flexstream.wire import (
+from flexstream.wire.frames import (
     CONTROL_GROUP,
     HEADER_BYTES,
     ErrorCode,

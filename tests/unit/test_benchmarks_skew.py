@@ -152,7 +152,7 @@ def test_what_was_sent_gives_the_counts_that_numpy_gives(monkeypatch: pytest.Mon
 
 def test_every_frame_holds_rows_of_its_group_and_every_key_occurs() -> None:
     from benchmarks import skewed_load
-    from flexstream import wire
+    from flexstream.wire import frames as wire
 
     frames = skewed_load.keyed_frames(8, 50)
     table = frames.table()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flexstream import Stream
 from flexstream.cython_ext.decoder import FrameDecoder
-from flexstream.wire import ErrorCode, FrameType, Header, frame
+from flexstream.wire.frames import ErrorCode, FrameType, Header, frame
 
 STREAM = Stream("s", {"t": "timestamp[ms]", "k": "i32", "x": "u8"}, key="k", time="t")
 GROUPS = 8

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flexstream import wire
 from flexstream.testing import ysb
+from flexstream.wire import frames as wire
 
 SCRIPTS = ("ingest", "inmemory", "windows", "produce", "latency", "adaptive", "peers")
 

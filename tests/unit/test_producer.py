@@ -12,7 +12,7 @@ import pytest
 from flexstream.errors import BackPressure, ConfigError, ConnectError, ProtocolError, SchemaError
 from flexstream.producer import Producer, RingFull
 from flexstream.rows.stream import Stream
-from flexstream.wire import CONTROL_GROUP, ErrorCode
+from flexstream.wire.frames import CONTROL_GROUP, ErrorCode
 from tests.ports import quiet_port
 from tests.unit.fake_server import FakeServer
 from tests.waiting import WAIT_S, wait_until

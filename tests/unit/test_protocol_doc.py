@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flexstream import wire
 from flexstream.rows.stream import Stream
-from flexstream.wire import CONTROL_GROUP, ErrorCode, FrameType, frame, json_frame
+from flexstream.wire import frames as wire
+from flexstream.wire.frames import CONTROL_GROUP, ErrorCode, FrameType, frame, json_frame
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 CLICKS = Stream("clicks", {"t": "timestamp[ms]", "key": "i64"}, key="key", time="t")

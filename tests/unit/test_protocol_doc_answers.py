@@ -7,7 +7,7 @@ from pathlib import Path
 
 import flexstream as fs
 from flexstream import durations
-from flexstream.wire import CONTROL_GROUP, ErrorCode, FrameType, frame
+from flexstream.wire.frames import CONTROL_GROUP, ErrorCode, FrameType, frame
 from tests.adversity.rig import (
     STREAM,
     RawClient,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from flexstream.rows.stream import Stream
-from flexstream.wire import CONTROL_GROUP
+from flexstream.wire.frames import CONTROL_GROUP
 from tests.unit.fake_server import FakeServer
 
 CLIENT = Path(__file__).parents[2] / "examples" / "pure_python_client.py"

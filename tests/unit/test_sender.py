@@ -9,7 +9,7 @@ import pytest
 from flexstream.cython_ext import sender as native
 from flexstream.cython_ext.sender import Sender
 from flexstream.rows.stream import Stream
-from flexstream.wire import HEADER_BYTES, Flags, FrameType, Header, frame, frame_crc, signed
+from flexstream.wire.frames import HEADER_BYTES, Flags, FrameType, Header, frame, frame_crc, signed
 
 
 class Sink(threading.Thread):

@@ -11,7 +11,7 @@ from flexstream import hello
 from flexstream.hello import Refused
 from flexstream.lane_book import LaneBook
 from flexstream.sessions import MOST_LANES, Session, SessionRefused, StreamSessions
-from flexstream.wire import ErrorCode, Header, bitmap, lanes_of
+from flexstream.wire.frames import ErrorCode, Header, bitmap, lanes_of
 
 GROUPS = 4
 

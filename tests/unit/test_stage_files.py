@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream import stage_block
 from flexstream.errors import StageError
 from flexstream.state import applied, commits, pages
 from flexstream.state.commits import CommitJournal
 from flexstream.state.stage import StageFile
-from flexstream.wire import HEADER_BYTES, Header, WireError
+from flexstream.wire import stage_block
+from flexstream.wire.frames import HEADER_BYTES, Header, WireError
 
 STREAM = fs.Stream("s", {"t": "timestamp[ms]", "k": "i32", "x": "i64"}, key="k", time="t")
 GROUPS = 8

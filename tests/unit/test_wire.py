@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexstream import wire
-from flexstream.wire import ErrorCode, Flags, FrameType, Header, WireError
+from flexstream.wire import frames as wire
+from flexstream.wire.frames import ErrorCode, Flags, FrameType, Header, WireError
 
 
 def test_header_is_32_little_endian_bytes():

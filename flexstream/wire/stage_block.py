@@ -17,7 +17,7 @@ import numpy as np
 from flexstream.cython_ext import stage_rows
 from flexstream.cython_ext.crc32c import crc32c
 from flexstream.cython_ext.stage_rows import StageRows
-from flexstream.wire import (
+from flexstream.wire.frames import (
     MAX_STAGE_FRAME_BYTES,
     STAGE_GROUP,
     ErrorCode,

@@ -1,0 +1,1 @@
+"""What goes over the line: frames, and the blocks that staged rows travel in."""

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import flexstream as fs
 from benchmarks.engine_process import ysb_query
 from benchmarks.harness import CACHE, PROJECT
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.testing import ysb
 
 FILES, FILE_ROWS = 8, 250_000

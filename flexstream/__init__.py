@@ -44,9 +44,9 @@ from flexstream.rows.schema import Field, Schema
 from flexstream.rows.stream import Stream
 
 if TYPE_CHECKING:
-    from flexstream.async_producer import AsyncProducer
+    from flexstream.client.async_producer import AsyncProducer
+    from flexstream.client.producer import Producer
     from flexstream.engine import Engine
-    from flexstream.producer import Producer
 
 __version__ = "0.1.0"
 
@@ -94,8 +94,8 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # a library is qu
 
 _LAZY = {
     "Engine": "flexstream.engine",
-    "Producer": "flexstream.producer",
-    "AsyncProducer": "flexstream.async_producer",
+    "Producer": "flexstream.client.producer",
+    "AsyncProducer": "flexstream.client.async_producer",
 }
 
 

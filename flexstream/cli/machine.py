@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexstream.addresses import CONTROL_PORT, DATA_PORT, join_address
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.errors import FlexStreamError
 from flexstream.wire.frames import HEADER_BYTES, FrameType, Header, WireError, frame
 

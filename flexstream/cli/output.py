@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.config import read_token
 
 Url = Annotated[

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import typer
 
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.errors import FlexStreamError, SchemaError
 from flexstream.rows.stream import Stream
 
@@ -234,7 +234,7 @@ def _progress(total: int | None, quiet: bool) -> Iterator[Any]:
 
 
 def _producer(client: Client, stream: Stream) -> AbstractContextManager[Sender]:
-    from flexstream.producer import Producer
+    from flexstream.client.producer import Producer
 
     producer: AbstractContextManager[Sender] = Producer(
         client.address, stream=stream.name, token=client.token

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, table
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.errors import EngineError
 
 app = typer.Typer(help="List the producers' sessions, or end one.", no_args_is_help=True, rich_markup_mode=None)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, escaped, note, say
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 
 HEADER_EVERY = 40
 

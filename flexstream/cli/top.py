@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, shown, size, table
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from flexstream.client.discovery import Address
-from flexstream.client.further_lanes import LaneName
+from flexstream.client.lane_requests import LaneName
 from flexstream.client.steering import Ports
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
 from flexstream.nic.ports import Promise

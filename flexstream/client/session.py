@@ -20,8 +20,8 @@ import numpy as np
 from flexstream import durations
 from flexstream.addresses import is_loopback
 from flexstream.client.discovery import Address, find_data_port
-from flexstream.client.further_lanes import LaneKeeper
 from flexstream.client.handshake import Hello, Welcome, greet, greet_control, refusal, retryable
+from flexstream.client.lane_requests import LaneKeeper
 from flexstream.client.steering import Ports
 from flexstream.cython_ext import lanes
 from flexstream.cython_ext.further_lanes import MOST

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, SchemaError
 from flexstream.query.query import Query
 from flexstream.rows.stream import Stream

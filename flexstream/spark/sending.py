@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from flexstream.client.producer import Producer
 from flexstream.errors import FlexStreamError
-from flexstream.producer import Producer
 from flexstream.rows.stream import Stream
 from flexstream.spark.nodes import Rows, Target, split
 

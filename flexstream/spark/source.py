@@ -13,7 +13,7 @@ from urllib.parse import quote
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.errors import FlexStreamError, ResultLogError
 from flexstream.spark import types
 from flexstream.spark.nodes import find_query, persist

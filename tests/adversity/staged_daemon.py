@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import flexstream as fs
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.errors import FlexStreamError
 from flexstream.staging import Staging
 from flexstream.state.commits import CommitJournal

@@ -14,7 +14,7 @@ import pytest
 
 import flexstream as fs
 from flexstream.cli import main
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.errors import FlexStreamError
 from flexstream.testing.ysb import YSB_QUERY, expected_views, generate
 from tests.unit.test_daemon_engine import Served, serve

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import flexstream as fs
 from flexstream import col
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.testing import run
 from tests.conftest import PROJECT
 from tests.ports import quiet_port

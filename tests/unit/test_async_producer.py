@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from flexstream.async_producer import AsyncProducer
+from flexstream.client.async_producer import AsyncProducer
+from flexstream.client.producer import RingFull
 from flexstream.errors import ConnectError
-from flexstream.producer import RingFull
 from tests.unit.fake_server import FakeServer
 from tests.unit.test_producer import CLICKS, check_rows, clicks
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flexstream.cli import app, main, send, top
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.daemon.server import Daemon
 from flexstream.errors import ResultLogError
 from flexstream.state.result_log import ResultLog

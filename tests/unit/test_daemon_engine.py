@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.client_http import Client
+from flexstream.client.http import Client
 from flexstream.testing.ysb import YSB_QUERY, expected_views, generate
 from tests.waiting import WAIT_S, wait_until
 

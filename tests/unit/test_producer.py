@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
+from flexstream.client.producer import Producer, RingFull
 from flexstream.errors import BackPressure, ConfigError, ConnectError, ProtocolError, SchemaError
-from flexstream.producer import Producer, RingFull
 from flexstream.rows.stream import Stream
 from flexstream.wire.frames import CONTROL_GROUP, ErrorCode
 from tests.ports import quiet_port

@@ -13,7 +13,7 @@ import numpy as np
 from flexstream import durations
 from flexstream.client.discovery import Address
 from flexstream.client.session import DEFAULT_REPLAY_BYTES, Session, Settings
-from flexstream.client.staging import StageSession
+from flexstream.client.stage_session import StageSession
 from flexstream.cython_ext import sender as native
 from flexstream.cython_ext.further_lanes import MOST as MOST_LANES
 from flexstream.durations import Duration

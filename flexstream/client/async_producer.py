@@ -9,8 +9,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+from flexstream.client.producer import Producer
 from flexstream.errors import ConnectError
-from flexstream.producer import Producer
 from flexstream.rows.stream import Stream
 
 T = TypeVar("T")

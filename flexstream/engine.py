@@ -19,10 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flexstream import durations, query_logs
+from flexstream import durations
 from flexstream.acceptor import Acceptor
-from flexstream.collector import Collector, Feed
-from flexstream.cut import Cut
 from flexstream.cython_ext.allocator import Allocator
 from flexstream.cython_ext.codegen import generate
 from flexstream.cython_ext.lowering import lower
@@ -43,9 +41,12 @@ from flexstream.nic_service import NicService
 from flexstream.pings import Pings
 from flexstream.query.optimise import optimise
 from flexstream.query.query import Query
-from flexstream.reading import read_log
 from flexstream.rebalancing import Rebalancer
-from flexstream.result_rows import LateRows, ResultRows
+from flexstream.results import query_logs
+from flexstream.results.collector import Collector, Feed
+from flexstream.results.cut import Cut
+from flexstream.results.follow_log import read_log
+from flexstream.results.result_rows import LateRows, ResultRows
 from flexstream.rows.stream import Stream
 from flexstream.running import RunningQuery, RunningStream
 from flexstream.session_clock import SessionClock

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexstream.collector import Feed
 from flexstream.hello import StreamPort
 from flexstream.query.query import Query
+from flexstream.results.collector import Feed
 from flexstream.rows.stream import Stream
 from flexstream.sessions import Session, StreamSessions
 from flexstream.state.result_log import ResultLog

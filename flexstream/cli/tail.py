@@ -77,7 +77,7 @@ def _export(
     client: Client, name: str, directory: Path, offset: int | None, limit: int | None, as_json: bool
 ) -> None:
     """Everything that is not in the directory yet, from where it ends. Never follows."""
-    from flexstream.sinks import ParquetDirectory
+    from flexstream.results.export import ParquetDirectory
 
     sink = ParquetDirectory(directory)
     begin = sink.next_offset if sink.files or offset is None else offset

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from flexstream.cut import Cut
 from flexstream.daemon.catalog import Catalog
 from flexstream.daemon.engine_api import EngineAPI
 from flexstream.errors import ConfigError
 from flexstream.query.query import Query
+from flexstream.results.cut import Cut
 
 log = logging.getLogger("flexstream.daemon")
 

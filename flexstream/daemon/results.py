@@ -15,7 +15,7 @@ from aiohttp import web
 from flexstream.daemon.params import MAX_OFFSET
 from flexstream.daemon.problems import ApiError
 from flexstream.errors import FlexStreamError
-from flexstream.sinks import json_lines
+from flexstream.results.export import json_lines
 from flexstream.state.known import column
 
 if TYPE_CHECKING:

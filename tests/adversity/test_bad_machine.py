@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import flexstream as fs
-from flexstream import collector
 from flexstream.errors import EngineError
+from flexstream.results import collector
 from tests.adversity.rig import (
     STREAM,
     Company,

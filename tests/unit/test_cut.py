@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flexstream.cut import Cut
 from flexstream.daemon.catalog import Catalog, DataDirLock
+from flexstream.results.cut import Cut
 from flexstream.state.result_log import ResultLog
 
 SIZE = 10

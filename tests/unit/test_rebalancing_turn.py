@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flexstream.collector import Latencies
 from flexstream.nic.balancer import BalancerConfig
 from flexstream.rebalancing import Rebalancer
+from flexstream.results.collector import Latencies
 
 GROUPS, WORKERS, FRAME_ROWS, SPEED = 64, 2, 210, 1e6
 STEP_S, TURN_S, END_S = 0.0005, 1.0, 2.2

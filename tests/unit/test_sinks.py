@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flexstream.errors import ResultLogError
-from flexstream.sinks import ParquetDirectory, json_lines, write_json_lines
+from flexstream.results.export import ParquetDirectory, json_lines, write_json_lines
 
 BATCH = pa.RecordBatch.from_pydict(
     {

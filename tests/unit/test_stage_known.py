@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.result_rows import LateRows, ResultRows
+from flexstream.results.result_rows import LateRows, ResultRows
 from flexstream.state.known import KnownLate, KnownResults
 from flexstream.state.result_log import ResultLog
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flexstream.cut import Cut
 from flexstream.cython_ext.partial import null_bits
 from flexstream.query.query import BoundQuery
+from flexstream.results.cut import Cut
 from flexstream.rows.schema import Schema
 from flexstream.rows.stream import Stream
 

@@ -1,0 +1,1 @@
+"""What comes out: from native rows to logs, readers and files."""

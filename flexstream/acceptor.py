@@ -18,14 +18,15 @@ from collections.abc import Callable
 from typing import Any
 
 from flexstream import hello
+from flexstream.catalog.entries import StreamPort
+from flexstream.catalog.sessions import Session, SessionRefused
 from flexstream.control_port import ControlPort, say
 from flexstream.cython_ext.worker import WorkerEnded
 from flexstream.errors import EngineError
-from flexstream.hello import Host, Refused, StreamPort
+from flexstream.hello import Host, Refused
 from flexstream.nic.alignment import Arrival
 from flexstream.pace import Slowing
 from flexstream.receive_room import make_room, room_for_one
-from flexstream.sessions import Session, SessionRefused
 from flexstream.wire.frames import (
     CONTROL_GROUP,
     HEADER_BYTES,

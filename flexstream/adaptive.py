@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flexstream.catalog.entries import RunningQuery
 from flexstream.cython_ext.choices import PLAIN, Choices
 from flexstream.cython_ext.codegen import Pipeline, generate
 from flexstream.cython_ext.compiler import Compiled, Outcome
 from flexstream.hardware_counters import HardwareCounters
-from flexstream.running import RunningQuery
 from flexstream.specialise import Decision, Facts, Shape, decide
 
 log = logging.getLogger("flexstream.adaptive")

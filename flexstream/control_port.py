@@ -15,9 +15,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from flexstream import durations, hello
-from flexstream.hello import Host, Refused, StreamPort
+from flexstream.catalog.entries import StreamPort
+from flexstream.catalog.sessions import Session
+from flexstream.hello import Host, Refused
 from flexstream.pace import Pace
-from flexstream.sessions import Session
 from flexstream.wire.frames import (
     CONTROL_GROUP,
     HEADER_BYTES,

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from flexstream import durations
 from flexstream.acceptor import Acceptor
+from flexstream.catalog.entries import RunningQuery, RunningStream, StreamPort
+from flexstream.catalog.sessions import StreamSessions
 from flexstream.cython_ext.allocator import Allocator
 from flexstream.cython_ext.codegen import generate
 from flexstream.cython_ext.lowering import lower
@@ -33,7 +35,6 @@ from flexstream.engine_orders import Orders
 from flexstream.engine_status import engine_status, group_rows, open_windows, worker_threads
 from flexstream.errors import EngineError, QueryError
 from flexstream.feeding import Feeder
-from flexstream.hello import StreamPort
 from flexstream.lane_book import LaneBook
 from flexstream.loads import Loads
 from flexstream.moving import Mover
@@ -48,9 +49,7 @@ from flexstream.results.cut import Cut
 from flexstream.results.follow_log import read_log
 from flexstream.results.result_rows import LateRows, ResultRows
 from flexstream.rows.stream import Stream
-from flexstream.running import RunningQuery, RunningStream
 from flexstream.session_clock import SessionClock
-from flexstream.sessions import StreamSessions
 from flexstream.staging import DEFAULT_TIMEOUT_S, Staging
 from flexstream.state.result_log import ResultLog
 from flexstream.variants import Variants

@@ -7,16 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from flexstream.catalog.sessions import Session, SessionRefused
 from flexstream.engine_status import sessions_of
 from flexstream.errors import EngineError
 from flexstream.health import health
 from flexstream.moving import GroupMove, Mover
 from flexstream.rebalancing import Rebalancer
-from flexstream.sessions import Session, SessionRefused
 
 if TYPE_CHECKING:
+    from flexstream.catalog.entries import RunningStream
     from flexstream.engine import Engine
-    from flexstream.running import RunningStream
 
 
 class Orders(ABC):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from flexstream.pinning import read_back
 
 if TYPE_CHECKING:
+    from flexstream.catalog.entries import RunningQuery, RunningStream
+    from flexstream.catalog.sessions import Session
     from flexstream.engine import Engine
-    from flexstream.running import RunningQuery, RunningStream
-    from flexstream.sessions import Session
 
 log = logging.getLogger("flexstream.status")
 _PRIVATE = ("busy_ns", "drained_ns")

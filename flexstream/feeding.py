@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flexstream.catalog.sessions import FEED
 from flexstream.cython_ext.partition import by_group
 from flexstream.cython_ext.placement import Placement
 from flexstream.errors import EngineError
 from flexstream.rows.stream import event_time
-from flexstream.sessions import FEED
 
 if TYPE_CHECKING:
-    from flexstream.running import RunningStream
+    from flexstream.catalog.entries import RunningStream
 
 IN_FLIGHT_BYTES = 64 << 20
 IN_FLIGHT_PIECES = 4096

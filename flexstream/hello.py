@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import hmac
 import json
-import time
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
+from flexstream.catalog.entries import StreamPort
+from flexstream.catalog.sessions import Session
 from flexstream.lane_book import LaneBook
 from flexstream.nic.ports import Promise
 from flexstream.nic_service import NicService
 from flexstream.rows.stream import Stream
-from flexstream.sessions import Session, StreamSessions
 from flexstream.wire.frames import CONTROL_GROUP, MAX_HELLO_BYTES, STAGE_GROUP, VERSION, ErrorCode, FrameType, Header
 
 DEFAULT_ACK_BYTES = 128 * 1024
 MAX_ACK_BYTES = 1 << 40
 MAX_LANE = (1 << 32) - 1
 MAX_PRODUCER = 64
-TIME_LIMIT = 1 << 62  # as in window_times.h: event times beyond it are rejected
 
 WHY = {
     ErrorCode.BAD_MAGIC: "the bytes are not a frame: the magic is wrong",
@@ -40,23 +38,6 @@ HINTS = {
     ErrorCode.BAD_LENGTH: "the ACK to HELLO tells how many rows fill a frame",
     ErrorCode.NO_SESSION: "open the control connection (group 65535) first",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPort:
-    """What the acceptor needs to know of a stream."""
-
-    stream: Stream
-    index: int
-    sessions: StreamSessions
-    handles: list[Any]  # the stream's state on each worker
-    max_future_ns: int | None = None  # how far ahead of the clock its rows may be
-
-    def latest_time(self) -> int:
-        """Rows beyond this are rejected, as of now."""
-        if self.max_future_ns is None:
-            return TIME_LIMIT
-        return min((time.time_ns() + self.max_future_ns) // self.stream.unit_ns, TIME_LIMIT)
 
 
 class Host(Protocol):

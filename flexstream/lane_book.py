@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from flexstream.wire.frames import lanes_frame
 
 if TYPE_CHECKING:
-    from flexstream.running import RunningStream
-    from flexstream.sessions import Session
+    from flexstream.catalog.entries import RunningStream
+    from flexstream.catalog.sessions import Session
 
 NUMBERS = 1 << 31
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flexstream.pinning import pinned_core
 
 if TYPE_CHECKING:
-    from flexstream.running import RunningStream
+    from flexstream.catalog.entries import RunningStream
 
 Floats = NDArray[np.float64]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from flexstream.catalog.entries import RunningStream
 from flexstream.cython_ext.worker import now_ns
-from flexstream.running import RunningStream
 
 TICK_S = 0.1
 ROOM = 2048  # orders that each mailbox must have room for

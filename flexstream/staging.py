@@ -21,9 +21,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flexstream.catalog.sessions import SINK, Session, SessionRefused
 from flexstream.errors import FlexStreamError, StageError
 from flexstream.feeding import TIME_LIMIT, Feeder
-from flexstream.sessions import SINK, Session, SessionRefused
 from flexstream.stage_port import StagePort
 from flexstream.stages import DEFAULT_LIMIT_BYTES, Stage, Stages
 from flexstream.state.applied import DEFAULT_REMEMBER_S
@@ -34,8 +34,8 @@ from flexstream.wire.frames import WireError
 from flexstream.wire.stage_block import decode
 
 if TYPE_CHECKING:
+    from flexstream.catalog.entries import RunningQuery, RunningStream
     from flexstream.engine import Engine
-    from flexstream.running import RunningQuery, RunningStream
 
 log = logging.getLogger("flexstream.staging")
 

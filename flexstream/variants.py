@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterable
 
 from flexstream.adaptive import Adaptive, Pace
+from flexstream.catalog.entries import RunningQuery
 from flexstream.cython_ext.compiler import BackgroundCompiler, Compiled, Limits, Outcome
 from flexstream.cython_ext.folds import why_generic
-from flexstream.running import RunningQuery
 
 
 class Variants:

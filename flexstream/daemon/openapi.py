@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 import flexstream
+from flexstream.catalog.sessions import KINDS
 from flexstream.daemon.metrics import CONTENT_TYPE
 from flexstream.daemon.params import MAX_OFFSET, MAX_PARTS
-from flexstream.sessions import KINDS
 
 Json = dict[str, Any]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from flexstream.catalog.sessions import KINDS
 from flexstream.daemon.params import Params
-from flexstream.sessions import KINDS
 
 if TYPE_CHECKING:
     from flexstream.daemon.server import Daemon

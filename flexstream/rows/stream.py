@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_KEY_FIELDS = 16
 MAX_GROUPS = 65_535
+TIME_LIMIT = 1 << 62  # of event times, as in window_times.h: rows beyond are rejected, so no watermark goes further
 SPAN_LIMIT = 1 << 60  # of a stream's time units, as in window_times.h: no sum of times and spans leaves 64 bits
 RESULT_NAMES = ("window_start", "window_end", "group", "revision", "complete")
 LATE_NAME = "watermark"

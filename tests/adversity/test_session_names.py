@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import flexstream as fs
-from flexstream.sessions import FEED, SINK
+from flexstream.catalog.sessions import FEED, SINK
 from flexstream.wire.frames import FrameType, frame
 from tests.adversity.rig import STREAM, RawClient, address, assert_results, bitmap, make_rows, read_frame, serving
 from tests.waiting import WAIT_S, wait_until

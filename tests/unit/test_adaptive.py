@@ -14,9 +14,9 @@ import pytest
 import flexstream as fs
 from flexstream import col
 from flexstream.adaptive import Adapter, Pace
+from flexstream.catalog.entries import RunningQuery
 from flexstream.cython_ext.choices import PLAIN
 from flexstream.cython_ext.compiler import Compiled, CompileError
-from flexstream.running import RunningQuery
 from flexstream.variants import Variants
 from tests.property.checks import FINISH_S, as_rows
 

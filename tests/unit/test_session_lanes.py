@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from flexstream import hello
+from flexstream.catalog.sessions import MOST_LANES, Session, SessionRefused, StreamSessions
 from flexstream.hello import Refused
 from flexstream.lane_book import LaneBook
-from flexstream.sessions import MOST_LANES, Session, SessionRefused, StreamSessions
 from flexstream.wire.frames import ErrorCode, Header, bitmap, lanes_of
 
 GROUPS = 4

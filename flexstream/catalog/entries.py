@@ -7,14 +7,30 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexstream.hello import StreamPort
+from flexstream.catalog.sessions import Session, StreamSessions
 from flexstream.query.query import Query
 from flexstream.results.collector import Feed
-from flexstream.rows.stream import Stream
-from flexstream.sessions import Session, StreamSessions
+from flexstream.rows.stream import TIME_LIMIT, Stream
 from flexstream.state.result_log import ResultLog
 
 MAX_HISTORY = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPort:
+    """What the acceptor needs to know of a stream."""
+
+    stream: Stream
+    index: int
+    sessions: StreamSessions
+    handles: list[Any]  # the stream's state on each worker
+    max_future_ns: int | None = None  # how far ahead of the clock its rows may be
+
+    def latest_time(self) -> int:
+        """Rows beyond this are rejected, as of now."""
+        if self.max_future_ns is None:
+            return TIME_LIMIT
+        return min((time.time_ns() + self.max_future_ns) // self.stream.unit_ns, TIME_LIMIT)
 
 
 @dataclass(eq=False)

@@ -1,0 +1,1 @@
+"""What runs: streams, queries and sessions, as the engine knows them."""

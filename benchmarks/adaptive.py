@@ -23,9 +23,9 @@ import flexstream as fs
 from benchmarks import harness, plot
 from benchmarks.harness import Cores
 from flexstream import col
-from flexstream.cython_ext.choices import PLAIN, Choices
-from flexstream.cython_ext.codegen import generate
-from flexstream.cython_ext.compiler import compile_code
+from flexstream.compile.codegen import generate
+from flexstream.compile.toolchain import compile_code
+from flexstream.compile.variant_choices import PLAIN, Choices
 
 TARGETS = {"regret": 0.1, "dense_ratio": 2.0}
 GROUPS = 16

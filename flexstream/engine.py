@@ -23,9 +23,10 @@ from flexstream import durations
 from flexstream.acceptor import Acceptor
 from flexstream.catalog.entries import RunningQuery, RunningStream, StreamPort
 from flexstream.catalog.sessions import StreamSessions
+from flexstream.compile.codegen import generate
+from flexstream.compile.lowering import lower
+from flexstream.compile.variants import Variants
 from flexstream.cython_ext.allocator import Allocator
-from flexstream.cython_ext.codegen import generate
-from flexstream.cython_ext.lowering import lower
 from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd
@@ -52,7 +53,6 @@ from flexstream.rows.stream import Stream
 from flexstream.session_clock import SessionClock
 from flexstream.staging import DEFAULT_TIMEOUT_S, Staging
 from flexstream.state.result_log import ResultLog
-from flexstream.variants import Variants
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,14 +12,13 @@ from flexstream.catalog.sessions import FEED
 from flexstream.cython_ext.partition import by_group
 from flexstream.cython_ext.placement import Placement
 from flexstream.errors import EngineError
-from flexstream.rows.stream import event_time
+from flexstream.rows.stream import TIME_LIMIT, event_time
 
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningStream
 
 IN_FLIGHT_BYTES = 64 << 20
 IN_FLIGHT_PIECES = 4096
-TIME_LIMIT = 1 << 62  # as in native.h: event times beyond it are rejected
 
 
 class Feeder:

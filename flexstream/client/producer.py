@@ -18,9 +18,7 @@ from flexstream.cython_ext import sender as native
 from flexstream.cython_ext.further_lanes import MOST as MOST_LANES
 from flexstream.durations import Duration
 from flexstream.errors import BackPressure, ConfigError, ConnectError, FlexStreamError
-from flexstream.rows.stream import Stream, event_time
-
-TIME_LIMIT = 2**62  # the engine refuses rows beyond, so a watermark need not go further
+from flexstream.rows.stream import TIME_LIMIT, Stream, event_time
 
 
 class RingFull(BackPressure):

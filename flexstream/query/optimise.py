@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flexstream.cython_ext.folds import why_generic
-from flexstream.cython_ext.lowering import can_fail, check_size, resolve
+from flexstream.query.analysis import can_fail, check_size, resolve, why_generic
 from flexstream.query.constants import evaluate
 from flexstream.query.plan import BoundFilter, BoundMap, BoundQuery
 from flexstream.query.typed import BINARY, HASH_SEED, UNARY, Typed

@@ -12,6 +12,7 @@ from flexstream.durations import Duration
 from flexstream.errors import FlexStreamError, QueryError, SchemaError
 from flexstream.query import expr as expressions
 from flexstream.query.aggregates import Aggregate, check_window, result_type
+from flexstream.query.analysis import why_generic
 from flexstream.query.expr import Expr, Typed
 from flexstream.query.plan import (
     BoundAggregate,
@@ -435,17 +436,10 @@ class Query:
 
         Raises QueryError: `what` is neither, or it is the code of a query that could not be submitted.
         """
-        from flexstream.cython_ext.folds import why_generic
-
         if what == "code":
-            from flexstream.cython_ext.codegen import generate
-            from flexstream.cython_ext.lowering import lower
-            from flexstream.query.optimise import optimise
+            from flexstream.compile.explain import code_of
 
-            bound = optimise(self.bound())
-            lower(bound)  # refuses what would not run
-            cannot = why_generic(bound)
-            return generate(bound) if cannot is None else f"/* {cannot} */"
+            return code_of(self.bound())
         if what == "optimised":
             from flexstream.query.optimise import explain
 

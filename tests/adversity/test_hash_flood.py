@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.cython_ext.choices import PLAIN, Choices
+from flexstream.compile.variant_choices import PLAIN, Choices
 from flexstream.cython_ext.probes import probes_of
 from tests.property.checks import FINISH_S, as_rows
 from tests.property.test_adaptive import functions

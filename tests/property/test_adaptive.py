@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import flexstream as fs
 from flexstream import col
-from flexstream.cython_ext.choices import PLAIN, Choices
-from flexstream.cython_ext.codegen import Pipeline, generate
-from flexstream.cython_ext.compiler import FLAGS, INCLUDES, find_compiler
+from flexstream.compile.codegen import Pipeline, generate
+from flexstream.compile.toolchain import FLAGS, INCLUDES, find_compiler
+from flexstream.compile.variant_choices import PLAIN, Choices
 from tests.property.checks import (
     FINISH_S,
     Case,

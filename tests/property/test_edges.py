@@ -9,9 +9,9 @@ import pytest
 
 import flexstream as fs
 from flexstream import col
-from flexstream.cython_ext.choices import PLAIN, Choices
-from flexstream.cython_ext.codegen import Pipeline, generate
-from flexstream.cython_ext.compiler import compile_code
+from flexstream.compile.codegen import Pipeline, generate
+from flexstream.compile.toolchain import compile_code
+from flexstream.compile.variant_choices import PLAIN, Choices
 from flexstream.testing import run
 from tests.property.checks import as_rows, assert_counts, assert_ledger, assert_same_results
 

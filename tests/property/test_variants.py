@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import flexstream as fs
 from flexstream import col
-from flexstream.cython_ext.codegen import generate
-from flexstream.cython_ext.compiler import compile_code
+from flexstream.compile.codegen import generate
+from flexstream.compile.toolchain import compile_code
 from flexstream.testing import run
 from tests.property.checks import (
     FINISH_S,

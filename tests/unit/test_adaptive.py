@@ -13,11 +13,11 @@ import pytest
 
 import flexstream as fs
 from flexstream import col
-from flexstream.adaptive import Adapter, Pace
 from flexstream.catalog.entries import RunningQuery
-from flexstream.cython_ext.choices import PLAIN
-from flexstream.cython_ext.compiler import Compiled, CompileError
-from flexstream.variants import Variants
+from flexstream.compile.adaptive import Adapter, Pace
+from flexstream.compile.toolchain import Compiled, CompileError
+from flexstream.compile.variant_choices import PLAIN
+from flexstream.compile.variants import Variants
 from tests.property.checks import FINISH_S, as_rows
 
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i32", "x": "i64", "y": "i32"}, key="k", time="t")

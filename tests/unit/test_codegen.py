@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import flexstream as fs
 from flexstream import col, lit
-from flexstream.cython_ext.choices import PLAIN, Choices
-from flexstream.cython_ext.codegen import Pipeline, generate
-from flexstream.cython_ext.codegen_expr import comment
-from flexstream.cython_ext.compiler import INCLUDES
-from flexstream.cython_ext.folds import FOLDS
-from flexstream.cython_ext.lowering import KEY_FORMS, lower
+from flexstream.compile.codegen import Pipeline, generate
+from flexstream.compile.codegen_expr import comment
+from flexstream.compile.fold_table import FOLDS
+from flexstream.compile.lowering import KEY_FORMS, lower
+from flexstream.compile.toolchain import INCLUDES
+from flexstream.compile.variant_choices import PLAIN, Choices
 from flexstream.query.expr import PARTS
 from flexstream.testing.ysb import YSB_QUERY
 from tests.property.checks import random_query, random_stream

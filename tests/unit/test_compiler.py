@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flexstream.cython_ext import compiler
-from flexstream.cython_ext.compiler import (
+from flexstream.compile import toolchain as compiler
+from flexstream.compile.toolchain import (
     BackgroundCompiler,
     Compiled,
     CompileError,

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 import flexstream as fs
-from flexstream import hardware_counters
-from flexstream.hardware_counters import SOFTWARE, Event, HardwareCounters
+from flexstream.compile import hardware_counters
+from flexstream.compile.hardware_counters import SOFTWARE, Event, HardwareCounters
 
 PAGE_FAULTS = Event("page_faults", SOFTWARE, 2)  # the kernel counts these on every machine
 

@@ -6,16 +6,16 @@ import pytest
 
 import flexstream as fs
 from flexstream import col
-from flexstream.cython_ext.lowering import (
+from flexstream.compile.lowering import (
     BYTES_EQ_FIELD,
     FILTER,
     FILTER_BYTES_EQ,
     FILTER_BYTES_NE,
     LOADS,
-    can_fail,
     lower,
 )
-from flexstream.cython_ext.registers import allocate, reads
+from flexstream.compile.registers import allocate, reads
+from flexstream.query.analysis import can_fail
 from flexstream.query.expr import bind
 
 STREAM = fs.Stream(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flexstream.cython_ext.compiler import find_compiler
+from flexstream.compile.toolchain import find_compiler
 
 SMOKE = """
 import importlib, pkgutil, sys

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import flexstream as fs
 from flexstream import col
-from flexstream.cython_ext.choices import PLAIN, Choices
-from flexstream.cython_ext.codegen import Pipeline
-from flexstream.specialise import MAX_DENSE_BYTES, Decision, Facts, Shape, best_order, cost, decide
+from flexstream.compile.codegen import Pipeline
+from flexstream.compile.specialise import MAX_DENSE_BYTES, Decision, Facts, Shape, best_order, cost, decide
+from flexstream.compile.variant_choices import PLAIN, Choices
 
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i32", "x": "i64", "y": "i32", "f": "f64"}, key="k", time="t")
 

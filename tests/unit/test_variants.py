@@ -9,8 +9,8 @@ import pytest
 
 import flexstream as fs
 from flexstream import col
-from flexstream.cython_ext import compiler
-from flexstream.cython_ext.compiler import Limits
+from flexstream.compile import toolchain as compiler
+from flexstream.compile.toolchain import Limits
 from tests.property.checks import FINISH_S, as_rows
 from tests.waiting import wait_until
 

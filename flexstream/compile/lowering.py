@@ -9,17 +9,17 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
-from flexstream.cython_ext.folds import BESIDE, FOLDS, MAX_SIDES, MAX_SLOTS, folded
-from flexstream.cython_ext.registers import Instruction, allocate
+from flexstream.compile.fold_table import FOLDS, MAX_SIDES, MAX_SLOTS, folded
+from flexstream.compile.registers import Instruction, allocate
 from flexstream.errors import QueryError
-from flexstream.query.query import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
-from flexstream.query.typed import CALENDAR, MAX_DEPTH, Typed
-from flexstream.rows.schema import Field, Schema
+from flexstream.query.analysis import BESIDE, can_fail, check_size, resolve
+from flexstream.query.plan import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
+from flexstream.query.typed import Typed
+from flexstream.rows.schema import Field
 
 MAX_REGISTERS = 64
 MAX_AGGREGATES = 32
 MAX_KEY_BYTES = 256
-MAX_NODES = 10_000
 
 # Numbers as in the Op, Fold and KeyForm enums of program.pxd and partial.pxd.
 LOADS = {
@@ -48,8 +48,6 @@ CALLS = {
     ("hash_f32", "f64"): 113, ("hash_f64", "f64"): 114,
 }  # fmt: skip
 FITS = {"i8": (8, 1), "i16": (16, 1), "i32": (32, 1), "u8": (8, 0), "u16": (16, 0), "u32": (32, 0), "u64": (63, 0)}
-SAFE_REAL = ("add", "sub", "mul", "neg", "abs", "round_f32", "if")
-SAFE_WHOLE = ("floor", "floormod", "if", *CALENDAR)
 KEY_FORMS = {"f32": 1, "f64": 2, "bool": 3}
 
 
@@ -282,61 +280,6 @@ class _Lowering:
                 hint="key by a hash or a number of the long field",
             )
         return [(field.offset, field.size, KEY_FORMS.get(field.kind, 0)) for field in fields]
-
-
-def resolve(node: Typed, columns: dict[str, Typed]) -> Typed:
-    """The expression over fields of the row alone: `columns` are what map() made of them."""
-    if node.op == "col":
-        return columns.get(node.name or "", node)
-    return replace(node, args=tuple(resolve(arg, columns) for arg in node.args)) if node.args else node
-
-
-def can_fail(node: Typed, schema: Schema) -> bool:
-    """May the expression lack a value for some row? A u64 field may: past int64 it has none."""
-    if node.op == "col":
-        return schema.field(node.name or "").kind == "u64"
-    return not _is_safe(node) or any(can_fail(arg, schema) for arg in node.args)
-
-
-def _is_safe(node: Typed) -> bool:
-    """Has the operator a value whenever its arguments have?"""
-    if node.type in ("bool", "bytes") or node.op == "lit" or node.op.startswith("hash_"):
-        return True
-    if node.op == "cast":
-        return node.type == "f64" or node.args[0].type == "bool"
-    if node.op in ("floordiv", "mod"):
-        return node.args[1].op == "lit" and node.args[1].value not in (0, -1)
-    return node.op in (SAFE_REAL if node.type == "f64" else SAFE_WHOLE)
-
-
-def check_size(bound: BoundQuery) -> None:
-    """Refuse what would be too large once map() columns stand in place of their names: it can double each step."""
-    known: dict[str, tuple[int, int]] = {}
-
-    def measure(node: Typed) -> tuple[int, int]:
-        """How many operations, how deep."""
-        if node.op == "col":
-            return known.get(node.name or "", (1, 1))
-        parts = [measure(arg) for arg in node.args]
-        return 1 + sum(size for size, _ in parts), 1 + max((depth for _, depth in parts), default=0)
-
-    total = 0
-    for step in (*bound.steps, *bound.aggregates):
-        if isinstance(step, BoundMap):
-            made = {name: measure(tree) for name, tree in step.columns.items()}
-            known.update(made)
-            found = list(made.values())
-        else:
-            tree = step.expr if isinstance(step, BoundFilter) else getattr(step, "arg", None)  # a project() has none
-            found = [] if tree is None else [measure(tree)]
-        total += sum(size for size, _ in found)
-        if total > MAX_NODES or any(depth > MAX_DEPTH + 1 for _, depth in found):
-            many = f"{MAX_NODES} operations" if total > MAX_NODES else f"{MAX_DEPTH} nested operations"
-            raise QueryError(
-                f"query {bound.query.name!r} has more than {many}, with its columns written out",
-                code="too_complex",
-                hint="split it into several queries",
-            )
 
 
 def bits(literal: Typed) -> int:

@@ -6,7 +6,7 @@ Numbers as in the Fold enum of partial.pxd. A fold's slots are a mergeable parti
 from __future__ import annotations
 
 from flexstream.query.expr import Typed
-from flexstream.query.plan import BoundAggregate, BoundQuery
+from flexstream.query.plan import BoundAggregate
 
 MAX_SLOTS = 1024  # of all aggregates of a query; MAX_SLOTS of partial.pxd
 
@@ -23,14 +23,7 @@ FOLDS: dict[tuple[str, str | None], tuple[int, int]] = {
     ("order_hash", "i64"): (15, 1), ("order_hash", "bool"): (15, 1), ("order_hash", "f64"): (16, 1),
 }  # fmt: skip
 MAX_SIDES = 4  # aggregates of a query with a table of their own beside the entries; MAX_SIDES of partial.pxd
-BESIDE = ("distinct", "order_hash")
 _REAL = ("avg", "stddev")
-
-
-def why_generic(bound: BoundQuery) -> str | None:
-    """Why the query has no compiled variant; None: it has one."""
-    found = next((aggregate.fn for aggregate in bound.aggregates if aggregate.fn in BESIDE), None)
-    return None if found is None else f"{found} is not compiled yet: the generic variant runs the query"
 
 
 def folded(aggregate: BoundAggregate, argument: Typed | None) -> tuple[str, Typed | None]:

@@ -26,11 +26,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexstream.cython_ext.codegen import ENTRY_POINT
+from flexstream.compile.codegen import ENTRY_POINT
 
 log = logging.getLogger("flexstream.compiler")
 
-INCLUDES = Path(__file__).resolve().parent / "includes"
+INCLUDES = Path(__file__).resolve().parent.parent / "cython_ext" / "includes"
 # No contraction: a*b+c in one rounding would differ from the generic variant.
 FLAGS = (
     "-O3",

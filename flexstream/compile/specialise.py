@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from flexstream.cython_ext.choices import MISS, PLAIN, Choices, branch_free_from
-from flexstream.cython_ext.codegen import Pipeline
+from flexstream.compile.codegen import Pipeline
+from flexstream.compile.variant_choices import MISS, PLAIN, Choices, branch_free_from
 from flexstream.query.typed import CALENDAR, Typed
 
 BETTER = 0.9  # another order must cost that much of the present one, at most

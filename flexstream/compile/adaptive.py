@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexstream.catalog.entries import RunningQuery
-from flexstream.cython_ext.choices import PLAIN, Choices
-from flexstream.cython_ext.codegen import Pipeline, generate
-from flexstream.cython_ext.compiler import Compiled, Outcome
-from flexstream.hardware_counters import HardwareCounters
-from flexstream.specialise import Decision, Facts, Shape, decide
+from flexstream.compile.codegen import Pipeline, generate
+from flexstream.compile.hardware_counters import HardwareCounters
+from flexstream.compile.specialise import Decision, Facts, Shape, decide
+from flexstream.compile.toolchain import Compiled, Outcome
+from flexstream.compile.variant_choices import PLAIN, Choices
 
 log = logging.getLogger("flexstream.adaptive")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from flexstream.cython_ext.lowering import can_fail
+from flexstream.query.analysis import can_fail
 from flexstream.query.typed import CALENDAR, RANGES, Typed
 from flexstream.rows.schema import Field
 from flexstream.rows.stream import Stream

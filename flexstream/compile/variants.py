@@ -6,10 +6,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from flexstream.adaptive import Adaptive, Pace
 from flexstream.catalog.entries import RunningQuery
-from flexstream.cython_ext.compiler import BackgroundCompiler, Compiled, Limits, Outcome
-from flexstream.cython_ext.folds import why_generic
+from flexstream.compile.adaptive import Adaptive, Pace
+from flexstream.compile.toolchain import BackgroundCompiler, Compiled, Limits, Outcome
+from flexstream.query.analysis import why_generic
 
 
 class Variants:

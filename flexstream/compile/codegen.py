@@ -11,12 +11,13 @@ loop before it (codegen_dense.py).
 
 from __future__ import annotations
 
-from flexstream.cython_ext.choices import PLAIN, Choices, branch_free_from
-from flexstream.cython_ext.codegen_dense import KnownRows, body_indent
-from flexstream.cython_ext.codegen_expr import Block, Expressions, comment, conjuncts, show
-from flexstream.cython_ext.codegen_folds import merging, updates
-from flexstream.cython_ext.folds import FOLDS, folded
-from flexstream.cython_ext.lowering import KEY_FORMS, can_fail, resolve
+from flexstream.compile.codegen_dense import KnownRows, body_indent
+from flexstream.compile.codegen_expr import Block, Expressions, comment, conjuncts, show
+from flexstream.compile.codegen_folds import merging, updates
+from flexstream.compile.fold_table import FOLDS, folded
+from flexstream.compile.lowering import KEY_FORMS
+from flexstream.compile.variant_choices import PLAIN, Choices, branch_free_from
+from flexstream.query.analysis import can_fail, resolve
 from flexstream.query.expr import Typed
 from flexstream.query.plan import BoundFilter, BoundMap, BoundQuery
 from flexstream.rows.schema import Field

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from benchmarks import workload
 from benchmarks.harness import CACHE, PROJECT, compiled
-from flexstream.receive_room import room_for_one
+from flexstream.ingest.receive_room import room_for_one
 from flexstream.testing.ysb import YSB_STREAM
 
 PATIENCE_S = 90.0

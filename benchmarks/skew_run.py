@@ -23,7 +23,7 @@ from benchmarks import migration, skewed_load
 from benchmarks.engine_process import ysb_stream
 from benchmarks.harness import PROJECT, Cores
 from benchmarks.programs import sender_result
-from flexstream import receive_room
+from flexstream.ingest import receive_room
 
 STREAM = "ads"
 QUERY = "costly"

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexstream import durations
-from flexstream.acceptor import Acceptor
 from flexstream.catalog.entries import RunningQuery, RunningStream, StreamPort
 from flexstream.catalog.sessions import StreamSessions
 from flexstream.compile.codegen import generate
@@ -35,11 +34,13 @@ from flexstream.engine_options import balances, beside, check_data_dir, check_si
 from flexstream.engine_orders import Orders
 from flexstream.engine_status import engine_status, group_rows, open_windows, worker_threads
 from flexstream.errors import EngineError, QueryError
-from flexstream.feeding import Feeder
-from flexstream.lane_book import LaneBook
+from flexstream.ingest.acceptor import Acceptor
+from flexstream.ingest.in_process import Feeder
+from flexstream.ingest.lane_book import LaneBook
+from flexstream.ingest.nic_service import NicService
+from flexstream.ingest.session_clock import SessionClock
 from flexstream.loads import Loads
 from flexstream.moving import Mover
-from flexstream.nic_service import NicService
 from flexstream.pings import Pings
 from flexstream.query.optimise import optimise
 from flexstream.query.query import Query
@@ -50,7 +51,6 @@ from flexstream.results.cut import Cut
 from flexstream.results.follow_log import read_log
 from flexstream.results.result_rows import LateRows, ResultRows
 from flexstream.rows.stream import Stream
-from flexstream.session_clock import SessionClock
 from flexstream.staging import DEFAULT_TIMEOUT_S, Staging
 from flexstream.state.result_log import ResultLog
 

@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flexstream import hello
 from flexstream.cython_ext.crc32c import crc32c
 from flexstream.errors import StageError
+from flexstream.ingest import hello
 from flexstream.stage_room import ROOM_WAIT_S
 from flexstream.stages import Stage, Stages
 from flexstream.state.pages import Bytes, SparePages, page_memory

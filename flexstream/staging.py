@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from flexstream.catalog.sessions import SINK, Session, SessionRefused
 from flexstream.errors import FlexStreamError, StageError
-from flexstream.feeding import TIME_LIMIT, Feeder
+from flexstream.ingest.in_process import TIME_LIMIT, Feeder
 from flexstream.stage_port import StagePort
 from flexstream.stages import DEFAULT_LIMIT_BYTES, Stage, Stages
 from flexstream.state.applied import DEFAULT_REMEMBER_S

@@ -229,7 +229,7 @@ static void accept_all(int listener)
         if (fd >= MAX_FD)
             DIE("more than %d connections", MAX_FD);
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        if (room > 0) { /* as the engine does it, flexstream/receive_room.py */
+        if (room > 0) { /* as the engine does it, flexstream/ingest/receive_room.py */
             setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
             setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof one);
         }

@@ -11,7 +11,7 @@ from aiohttp import web, web_response
 
 from flexstream.addresses import is_loopback, split_address
 from flexstream.daemon.problems import ApiError
-from flexstream.pace import Slowing
+from flexstream.ingest.pace import Slowing
 
 log = logging.getLogger("flexstream.http")
 READING = ("GET", "HEAD", "OPTIONS")

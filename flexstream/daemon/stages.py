@@ -11,7 +11,7 @@ from aiohttp import web
 
 from flexstream.daemon.params import Params
 from flexstream.daemon.problems import ApiError
-from flexstream.hello import is_name
+from flexstream.ingest.hello import is_name
 from flexstream.stage_room import MOST_STAGES
 from flexstream.staging import COMMIT_WAIT_S
 from flexstream.state.applied import DEFAULT_REMEMBER_S

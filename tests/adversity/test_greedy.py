@@ -156,8 +156,8 @@ def test_peers_that_vanish_without_a_word_are_noticed_by_the_kernel():
 
 
 def test_refused_connections_that_never_go_are_counted_and_bounded(monkeypatch):
-    monkeypatch.setattr("flexstream.acceptor.MAX_LEAVING", 20)
-    monkeypatch.setattr("flexstream.acceptor.LINGER_S", WAIT_S)
+    monkeypatch.setattr("flexstream.ingest.acceptor.MAX_LEAVING", 20)
+    monkeypatch.setattr("flexstream.ingest.acceptor.LINGER_S", WAIT_S)
     with serving() as engine, RawClient(engine) as client:
         socks = [client.connect() for _ in range(60)]
         for sock in socks:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import flexstream as fs
-from flexstream.receive_room import MOST_BYTES, ROOM_BYTES, make_room, room_for_one
+from flexstream.ingest.receive_room import MOST_BYTES, ROOM_BYTES, make_room, room_for_one
 from tests.integration.small_engine import STREAM, counting, counts, row
 from tests.property.checks import FINISH_S
 from tests.waiting import wait_until

@@ -22,7 +22,7 @@ from flexstream.daemon.problems import ApiError
 from flexstream.daemon.results import Readers
 from flexstream.daemon.server import Daemon
 from flexstream.errors import ConfigError
-from flexstream.pace import Slowing
+from flexstream.ingest.pace import Slowing
 from tests.unit.fake_engine import ADS, VIEWS, FakeEngine
 from tests.waiting import WAIT_S
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flexstream import nic_service
+from flexstream.ingest import nic_service
+from flexstream.ingest.nic_service import NicService
 from flexstream.nic import journal
 from flexstream.nic.alignment import Arrival
 from flexstream.nic.contract import Connection, Nic
@@ -16,7 +17,6 @@ from flexstream.nic.ethtool import EthtoolNic
 from flexstream.nic.rss_ioctl import EthtoolIoctl
 from flexstream.nic.rss_transport import RssTransport
 from flexstream.nic.toeplitz import bucket_of
-from flexstream.nic_service import NicService
 from tests.unit.played_device import PlayedDevice, machine_of
 
 GROUPS = 128

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from flexstream import hello
 from flexstream.catalog.sessions import MOST_LANES, Session, SessionRefused, StreamSessions
-from flexstream.hello import Refused
-from flexstream.lane_book import LaneBook
+from flexstream.ingest import hello
+from flexstream.ingest.hello import Refused
+from flexstream.ingest.lane_book import LaneBook
 from flexstream.wire.frames import ErrorCode, Header, bitmap, lanes_of
 
 GROUPS = 4

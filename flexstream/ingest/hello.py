@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeGuard
 
 from flexstream.catalog.entries import StreamPort
 from flexstream.catalog.sessions import Session
-from flexstream.lane_book import LaneBook
+from flexstream.ingest.lane_book import LaneBook
+from flexstream.ingest.nic_service import NicService
 from flexstream.nic.ports import Promise
-from flexstream.nic_service import NicService
 from flexstream.rows.stream import Stream
 from flexstream.wire.frames import CONTROL_GROUP, MAX_HELLO_BYTES, STAGE_GROUP, VERSION, ErrorCode, FrameType, Header
 

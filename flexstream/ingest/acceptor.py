@@ -17,16 +17,16 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from flexstream import hello
 from flexstream.catalog.entries import StreamPort
 from flexstream.catalog.sessions import Session, SessionRefused
-from flexstream.control_port import ControlPort, say
 from flexstream.cython_ext.worker import WorkerEnded
 from flexstream.errors import EngineError
-from flexstream.hello import Host, Refused
+from flexstream.ingest import hello
+from flexstream.ingest.control_port import ControlPort, say
+from flexstream.ingest.hello import Host, Refused
+from flexstream.ingest.pace import Slowing
+from flexstream.ingest.receive_room import make_room, room_for_one
 from flexstream.nic.alignment import Arrival
-from flexstream.pace import Slowing
-from flexstream.receive_room import make_room, room_for_one
 from flexstream.wire.frames import (
     CONTROL_GROUP,
     HEADER_BYTES,

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from flexstream import durations, hello
+from flexstream import durations
 from flexstream.catalog.entries import StreamPort
 from flexstream.catalog.sessions import Session
-from flexstream.hello import Host, Refused
-from flexstream.pace import Pace
+from flexstream.ingest import hello
+from flexstream.ingest.hello import Host, Refused
+from flexstream.ingest.pace import Pace
 from flexstream.wire.frames import (
     CONTROL_GROUP,
     HEADER_BYTES,

@@ -22,8 +22,8 @@ import numpy as np
 
 import flexstream as fs
 from benchmarks.harness import CACHE, PROJECT
+from flexstream.balance.group_loads import Loads
 from flexstream.cython_ext.worker import now_ns
-from flexstream.loads import Loads
 from flexstream.nic.balancer import Limits, plan
 
 SAMPLE_S = 0.05  # Flink samples a task so often,

@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexstream import durations
+from flexstream.balance.group_loads import Loads
+from flexstream.balance.mover import Mover
+from flexstream.balance.rebalancer import Rebalancer
 from flexstream.catalog.entries import RunningQuery, RunningStream, StreamPort
 from flexstream.catalog.sessions import StreamSessions
 from flexstream.compile.codegen import generate
@@ -39,12 +42,9 @@ from flexstream.ingest.in_process import Feeder
 from flexstream.ingest.lane_book import LaneBook
 from flexstream.ingest.nic_service import NicService
 from flexstream.ingest.session_clock import SessionClock
-from flexstream.loads import Loads
-from flexstream.moving import Mover
 from flexstream.pings import Pings
 from flexstream.query.optimise import optimise
 from flexstream.query.query import Query
-from flexstream.rebalancing import Rebalancer
 from flexstream.results import query_logs
 from flexstream.results.collector import Collector, Feed
 from flexstream.results.cut import Cut

@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from flexstream.balance.mover import GroupMove, Mover
+from flexstream.balance.rebalancer import Rebalancer
 from flexstream.catalog.sessions import Session, SessionRefused
 from flexstream.engine_status import sessions_of
 from flexstream.errors import EngineError
 from flexstream.health import health
-from flexstream.moving import GroupMove, Mover
-from flexstream.rebalancing import Rebalancer
 
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningStream

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flexstream.pinning import read_back
+from flexstream.balance.pinning import read_back
 
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningQuery, RunningStream

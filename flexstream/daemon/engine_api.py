@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from flexstream.balance.rebalancer import Rebalancer
     from flexstream.query.query import Query
-    from flexstream.rebalancing import Rebalancer
     from flexstream.rows.stream import Stream
     from flexstream.state.result_log import ResultLog
 

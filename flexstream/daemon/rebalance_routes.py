@@ -13,8 +13,8 @@ from flexstream.daemon.problems import ApiError
 from flexstream.rows.schema import near_names
 
 if TYPE_CHECKING:
+    from flexstream.balance.rebalancer import Rebalancer
     from flexstream.daemon.server import Daemon
-    from flexstream.rebalancing import Rebalancer
 
 MOST_HISTORY = 256
 

@@ -13,8 +13,8 @@ import pytest
 
 import flexstream as fs
 from flexstream import col
+from flexstream.balance.mover import STEPS
 from flexstream.errors import EngineError
-from flexstream.moving import STEPS
 from flexstream.testing import run
 from tests.property.checks import as_rows, assert_balances, assert_same_results
 from tests.waiting import wait_until

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.splits import NoLanes
+from flexstream.balance.splits import NoLanes
 from flexstream.wire.frames import FrameType, frame
 from tests.adversity import rig
 from tests.waiting import wait_until

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flexstream.balance.mover import STEPS, GroupMove
+from flexstream.balance.rebalancer import CALM_LOOK_S, LOOK_S, OFF_LOOK_S, QUIET_LOOK_S, Rebalancer
+from flexstream.balance.splits import Split
 from flexstream.errors import EngineError
-from flexstream.moving import STEPS, GroupMove
 from flexstream.nic.balancer import BalancerConfig
-from flexstream.rebalancing import CALM_LOOK_S, LOOK_S, OFF_LOOK_S, QUIET_LOOK_S, Rebalancer
 from flexstream.results.collector import Latencies
-from flexstream.splits import Split
 
 GROUPS = 8
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flexstream.balance.rebalancer import Rebalancer
 from flexstream.nic.balancer import BalancerConfig
-from flexstream.rebalancing import Rebalancer
 from flexstream.results.collector import Latencies
 
 GROUPS, WORKERS, FRAME_ROWS, SPEED = 64, 2, 210, 1e6

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flexstream.balance.history import Entry
+from flexstream.balance.splits import LaneSource
+from flexstream.balance.watch import Floats, LoadSource
 from flexstream.cython_ext.worker import now_ns
 from flexstream.errors import EngineError, FlexStreamError
 from flexstream.nic.placement_plan import SHARE, Limits, plan
 from flexstream.nic.split_rule import Action, SplitRule, Traffic
-from flexstream.rebalance_history import Entry
-from flexstream.rebalance_watch import Floats, LoadSource
-from flexstream.splits import LaneSource
 
 if TYPE_CHECKING:
-    from flexstream.rebalancing import Moves
+    from flexstream.balance.rebalancer import Moves
 
 log = logging.getLogger("flexstream.rebalance")
 

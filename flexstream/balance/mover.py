@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from flexstream.balance.splits import Split, Splits
 from flexstream.cython_ext.placement import MoveHandle, Placement
 from flexstream.cython_ext.worker import now_ns
 from flexstream.errors import EngineError
-from flexstream.splits import Split, Splits
 
 STEPS = ("flag", "grace", "sweep", "table", "drain", "adopt", "clear")
 GRACE_S = 5.0

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from flexstream.balance.watch import Floats, excess
 from flexstream.nic.balancer import Balancer, BalancerConfig, Decision
 from flexstream.nic.placement_plan import Limits
-from flexstream.rebalance_watch import Floats, excess
 
 TICK_S, LONGEST_TICK_S = 0.5, 4.0
 BAND_PERCENT = 1.5

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flexstream.pinning import pinned_core
+from flexstream.balance.pinning import pinned_core
 
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningStream

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from flexstream.balance.history import LATENCY_TAIL_S, Entry, Latency, decision_numbers, plan_numbers
+from flexstream.balance.split_keeper import SplitKeeper
+from flexstream.balance.splits import LaneSource, NoLanes
+from flexstream.balance.trim import Trim
+from flexstream.balance.watch import LoadSource, Watch, excess
 from flexstream.errors import EngineError, FlexStreamError
 from flexstream.nic.balancer import Balancer, BalancerConfig, Decision, Verdict
 from flexstream.nic.placement_plan import Limits, Plan, plan, worker_percent
-from flexstream.rebalance_history import LATENCY_TAIL_S, Entry, Latency, decision_numbers, plan_numbers
-from flexstream.rebalance_splits import SplitKeeper
-from flexstream.rebalance_trim import Trim
-from flexstream.rebalance_watch import LoadSource, Watch, excess
-from flexstream.splits import LaneSource, NoLanes
 
 log = logging.getLogger("flexstream.rebalance")
 

@@ -51,7 +51,7 @@ from flexstream.results.cut import Cut
 from flexstream.results.follow_log import read_log
 from flexstream.results.result_rows import LateRows, ResultRows
 from flexstream.rows.stream import Stream
-from flexstream.staging import DEFAULT_TIMEOUT_S, Staging
+from flexstream.staging.service import DEFAULT_TIMEOUT_S, Staging
 from flexstream.state.result_log import ResultLog
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from aiohttp import web
 from flexstream.daemon.params import Params
 from flexstream.daemon.problems import ApiError
 from flexstream.ingest.hello import is_name
-from flexstream.stage_room import MOST_STAGES
-from flexstream.staging import COMMIT_WAIT_S
+from flexstream.staging.room import MOST_STAGES
+from flexstream.staging.service import COMMIT_WAIT_S
 from flexstream.state.applied import DEFAULT_REMEMBER_S
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import numpy as np
 import flexstream as fs
 from flexstream.client.http import Client
 from flexstream.errors import FlexStreamError
-from flexstream.staging import Staging
+from flexstream.staging.service import Staging
 from flexstream.state.commits import CommitJournal
 from flexstream.state.result_log import ResultLog
 from flexstream.state.stage import StageFile

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream import stage_port, stage_room
+from flexstream.staging import port as stage_port
+from flexstream.staging import room as stage_room
 from flexstream.wire import stage_block
 from flexstream.wire.frames import STAGE_GROUP, ErrorCode, FrameType, Header, frame, json_frame
 from tests.adversity.rig import (

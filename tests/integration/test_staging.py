@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream import stage_room, stages
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, ProtocolError, StageError
+from flexstream.staging import room as stage_room
+from flexstream.staging import stages
 from flexstream.state import applied, commits
 from flexstream.testing import run
 from tests.adversity.rig import QUERY, STREAM, address, make_rows, serving

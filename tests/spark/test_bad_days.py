@@ -106,7 +106,7 @@ def test_a_commit_waits_for_a_daemon_that_comes_back(spark: Any, daemon: Daemon)
 
 DIES_BEFORE_THE_COMMIT = """
 import os, signal
-from flexstream import stage_port
+from flexstream.staging import port as stage_port
 from flexstream.cli import main
 
 real = stage_port._Connection._finish

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from flexstream.catalog.sessions import SINK, Session, SessionRefused
 from flexstream.errors import FlexStreamError, StageError
 from flexstream.ingest.in_process import TIME_LIMIT, Feeder
-from flexstream.stage_port import StagePort
-from flexstream.stages import DEFAULT_LIMIT_BYTES, Stage, Stages
+from flexstream.staging.port import StagePort
+from flexstream.staging.stages import DEFAULT_LIMIT_BYTES, Stage, Stages
 from flexstream.state.applied import DEFAULT_REMEMBER_S
 from flexstream.state.commits import CommitJournal, Record
 from flexstream.state.known import KnownLate, KnownResults

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from flexstream.cython_ext.crc32c import crc32c
 from flexstream.errors import StageError
 from flexstream.ingest import hello
-from flexstream.stage_room import ROOM_WAIT_S
-from flexstream.stages import Stage, Stages
+from flexstream.staging.room import ROOM_WAIT_S
+from flexstream.staging.stages import Stage, Stages
 from flexstream.state.pages import Bytes, SparePages, page_memory
 from flexstream.wire import stage_block
 from flexstream.wire.frames import (

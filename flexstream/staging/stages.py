@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from flexstream.errors import StageError
-from flexstream.stage_room import STAGE_BYTES, StageRoom
+from flexstream.staging.room import STAGE_BYTES, StageRoom
 from flexstream.state.commits import NAME as JOURNAL_NAME
 from flexstream.state.pages import Bytes
 from flexstream.state.segments import sync_directory

@@ -1,0 +1,1 @@
+"""Rows that count only once their batch is committed."""

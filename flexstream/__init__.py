@@ -46,7 +46,7 @@ from flexstream.rows.stream import Stream
 if TYPE_CHECKING:
     from flexstream.client.async_producer import AsyncProducer
     from flexstream.client.producer import Producer
-    from flexstream.engine import Engine
+    from flexstream.engine.engine import Engine
 
 __version__ = "0.1.0"
 
@@ -93,7 +93,7 @@ __all__ = [
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # a library is quiet unless asked
 
 _LAZY = {
-    "Engine": "flexstream.engine",
+    "Engine": "flexstream.engine.engine",
     "Producer": "flexstream.client.producer",
     "AsyncProducer": "flexstream.client.async_producer",
 }

@@ -353,7 +353,7 @@ def _channels(text: str, workers: int) -> int | None:
 
 def _cpus(workers: str) -> list[int | None]:
     from flexstream.config import SETTINGS
-    from flexstream.engine_options import worker_cores
+    from flexstream.engine.options import worker_cores
 
     try:
         return list(worker_cores(SETTINGS["workers"].parse(workers)))

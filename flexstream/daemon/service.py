@@ -28,7 +28,7 @@ SHOWN_WINDOWS = 20
 
 def make_engine(config: Config) -> EngineAPI:
     """The real engine, on the configured data port."""
-    from flexstream.engine import Engine
+    from flexstream.engine.engine import Engine
 
     engine: EngineAPI = Engine(**config.engine_arguments())
     return engine

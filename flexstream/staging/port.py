@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flexstream.cython_ext.crc32c import crc32c
 from flexstream.errors import StageError
@@ -41,7 +41,7 @@ from flexstream.wire.frames import (
 )
 
 if TYPE_CHECKING:
-    from flexstream.engine import Engine
+    from flexstream.catalog.entries import RunningQuery, RunningStream, StreamPort
     from flexstream.rows.stream import Stream
 
 log = logging.getLogger("flexstream.stages")
@@ -90,10 +90,20 @@ class BlockMemory:
             self._changed.notify_all()
 
 
+class Host(Protocol):
+    """What staging needs of an engine."""
+
+    groups: int
+    workers: list[Any]
+
+    def port_of(self, stream: str) -> StreamPort | None: ...
+    def running(self) -> tuple[list[RunningStream], list[RunningQuery]]: ...
+
+
 class StagePort:
     """Serves the staging connections of an engine."""
 
-    def __init__(self, engine: Engine, stages: Stages) -> None:
+    def __init__(self, engine: Host, stages: Stages) -> None:
         self._engine = engine
         self._stages = stages
         self._memory = BlockMemory()

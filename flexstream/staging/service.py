@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from flexstream.catalog.sessions import SINK, Session, SessionRefused
 from flexstream.errors import FlexStreamError, StageError
-from flexstream.ingest.in_process import TIME_LIMIT, Feeder
-from flexstream.staging.port import StagePort
+from flexstream.ingest.in_process import Feeder
+from flexstream.rows.stream import TIME_LIMIT
+from flexstream.staging.port import Host, StagePort
 from flexstream.staging.stages import DEFAULT_LIMIT_BYTES, Stage, Stages
 from flexstream.state.applied import DEFAULT_REMEMBER_S
 from flexstream.state.commits import CommitJournal, Record
@@ -35,7 +36,6 @@ from flexstream.wire.stage_block import decode
 
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningQuery, RunningStream
-    from flexstream.engine import Engine
 
 log = logging.getLogger("flexstream.staging")
 
@@ -51,7 +51,7 @@ class Staging:
     """The stages of an engine and what becomes of them. Thread-safe."""
 
     def __init__(
-        self, engine: Engine, feeder: Feeder, barrier: Callable[[], None], data_dir: Path | None,
+        self, engine: Host, feeder: Feeder, barrier: Callable[[], None], data_dir: Path | None,
         limit_bytes: int | None, timeout_s: float,
     ) -> None:  # fmt: skip
         """Reads the journal and finds the stages. Raises StageError."""

@@ -111,7 +111,7 @@ class StagedDaemon:
         self._child: Any = None
         self._processes = multiprocessing.get_context("forkserver")
         self._processes.set_forkserver_preload(
-            ["pytest", "flexstream.engine", "flexstream.cli", "flexstream.daemon.service", __name__]
+            ["pytest", "flexstream.engine.engine", "flexstream.cli", "flexstream.daemon.service", __name__]
         )
         self.deaths = 0
 

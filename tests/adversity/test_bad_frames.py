@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream import engine_status
 from flexstream.daemon.metrics import render
+from flexstream.engine import status as engine_status
 from flexstream.testing import run
 from flexstream.wire.frames import CONTROL_GROUP, ErrorCode, Flags, FrameType, Header, frame
 from tests.adversity.rig import (
@@ -334,7 +334,7 @@ def test_a_part_of_the_status_that_fails_is_named_and_the_others_are_there(monke
         whole = engine.status()
         monkeypatch.setattr(engine.collector.latencies, "summary", lambda: 1 // 0)
         monkeypatch.setattr(engine_status, "query_status", lambda running: [][1])
-        monkeypatch.setattr("flexstream.engine_orders.health", lambda engine: {}[0])  # asks around: not for a status
+        monkeypatch.setattr("flexstream.engine.orders.health", lambda engine: {}[0])  # asks around: not for a status
         status = engine.status()
         assert set(status["failed_parts"]) == {"latency", "queries.q"}
         assert "ZeroDivisionError" in status["failed_parts"]["latency"]

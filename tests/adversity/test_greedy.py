@@ -137,7 +137,7 @@ def test_one_address_cannot_take_all_sessions_of_a_stream():
 
 
 def test_a_worker_that_waits_for_room_is_not_ready_for_rows_but_not_ill(monkeypatch):
-    monkeypatch.setattr("flexstream.health.ANSWER_S", 0.2)
+    monkeypatch.setattr("flexstream.engine.health.ANSWER_S", 0.2)
     with serving() as engine:
         assert engine.health() == {"state": "running", "problem": None, "not_ready": None}
         with nobody_reads_results(engine):
@@ -171,7 +171,7 @@ def test_refused_connections_that_never_go_are_counted_and_bounded(monkeypatch):
 
 
 def test_health_says_that_no_hello_would_be_answered_while_the_acceptor_hangs(monkeypatch):
-    monkeypatch.setattr("flexstream.health.ANSWER_S", 0.2)
+    monkeypatch.setattr("flexstream.engine.health.ANSWER_S", 0.2)
     with serving() as engine:
         assert engine.health()["problem"] is None
         go_on = threading.Event()
@@ -224,7 +224,7 @@ def test_a_hello_that_finds_no_room_in_a_mailbox_is_refused_in_time_and_may_try_
 
 
 def test_health_names_a_worker_that_takes_no_orders(monkeypatch):
-    monkeypatch.setattr("flexstream.health.ANSWER_S", 0.2)
+    monkeypatch.setattr("flexstream.engine.health.ANSWER_S", 0.2)
     with serving(workers=2) as engine:
         engine.workers[1] = Stuck(engine.workers[1])
         assert engine.health()["problem"] == "worker 1 has taken no order for 0.2 s"

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 import flexstream as fs
-from flexstream import engine as engine_module
 from flexstream.cython_ext.queries import QueryState
+from flexstream.engine import engine as engine_module
 from flexstream.errors import EngineError, FlexStreamError
 from flexstream.nic.split_rule import SplitConfig
 

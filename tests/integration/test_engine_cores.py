@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import flexstream as fs
-from flexstream.engine_options import beside
+from flexstream.engine.options import beside
 from tests.waiting import wait_until
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream import engine as engine_module
 from flexstream.cython_ext.queries import QueryState
+from flexstream.engine import engine as engine_module
 from flexstream.errors import EngineError
 from tests.concurrency.load import summed
 from tests.integration.skewed_producers import GROUPS, PATIENCE_S, STREAM, Load, make_engine

@@ -14,7 +14,13 @@ import socket
 import sys
 
 ADDRESS = "/run/launcher.sock"
-IMPORTS = ("flexstream.cli", "flexstream.nic.ethtool", "flexstream.engine", "flexstream.daemon.service", "uvloop")
+IMPORTS = (
+    "flexstream.cli",
+    "flexstream.nic.ethtool",
+    "flexstream.engine.engine",
+    "flexstream.daemon.service",
+    "uvloop",
+)
 LATER = (
     "flexstream.cli.machine",
     "flexstream.cli.nic_text",

@@ -53,7 +53,7 @@ def test_its_rows_arrive_in_the_groups_where_they_belong():
 
 
 def test_the_engine_counts_its_rows():
-    from flexstream import engine as engine_module
+    from flexstream.engine import engine as engine_module
     from flexstream.query.aggregates import count
     from flexstream.query.windows import tumbling
 

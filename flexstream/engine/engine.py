@@ -33,16 +33,16 @@ from flexstream.cython_ext.placement import Placement
 from flexstream.cython_ext.queries import QueryState
 from flexstream.cython_ext.worker import Worker, make_reader_fd
 from flexstream.durations import Duration
-from flexstream.engine_options import balances, beside, check_data_dir, check_sizes, data_address, worker_cores
-from flexstream.engine_orders import Orders
-from flexstream.engine_status import engine_status, group_rows, open_windows, worker_threads
+from flexstream.engine.options import balances, beside, check_data_dir, check_sizes, data_address, worker_cores
+from flexstream.engine.orders import Orders
+from flexstream.engine.round_trip import Pings
+from flexstream.engine.status import engine_status, group_rows, open_windows, worker_threads
 from flexstream.errors import EngineError, QueryError
 from flexstream.ingest.acceptor import Acceptor
 from flexstream.ingest.in_process import Feeder
 from flexstream.ingest.lane_book import LaneBook
 from flexstream.ingest.nic_service import NicService
 from flexstream.ingest.session_clock import SessionClock
-from flexstream.pings import Pings
 from flexstream.query.optimise import optimise
 from flexstream.query.query import Query
 from flexstream.results import query_logs

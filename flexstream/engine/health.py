@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flexstream.engine import Engine
+    from flexstream.engine.engine import Engine
 
 ANSWER_S = 5.0  # who does not answer for so long does not answer
 LOOK_S = 0.002

@@ -14,7 +14,7 @@ from flexstream.balance.pinning import read_back
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningQuery, RunningStream
     from flexstream.catalog.sessions import Session
-    from flexstream.engine import Engine
+    from flexstream.engine.engine import Engine
 
 log = logging.getLogger("flexstream.status")
 _PRIVATE = ("busy_ns", "drained_ns")

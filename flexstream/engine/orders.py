@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 from flexstream.balance.mover import GroupMove, Mover
 from flexstream.balance.rebalancer import Rebalancer
 from flexstream.catalog.sessions import Session, SessionRefused
-from flexstream.engine_status import sessions_of
+from flexstream.engine.health import health
+from flexstream.engine.status import sessions_of
 from flexstream.errors import EngineError
-from flexstream.health import health
 
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningStream
-    from flexstream.engine import Engine
+    from flexstream.engine.engine import Engine
 
 
 class Orders(ABC):

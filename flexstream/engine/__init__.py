@@ -1,0 +1,1 @@
+"""The engine: everything below it put together, its orders and its status."""

@@ -10,7 +10,7 @@ import typer
 from flexstream.addresses import join_address
 from flexstream.cli.output import emit, say, table
 from flexstream.cli.serve import takes_settings
-from flexstream.config import Resolved, resolve
+from flexstream.daemon.config import Resolved, resolve
 
 app = typer.Typer(help="The daemon's settings.", no_args_is_help=True, rich_markup_mode=None)
 

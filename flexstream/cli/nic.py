@@ -352,7 +352,7 @@ def _channels(text: str, workers: int) -> int | None:
 
 
 def _cpus(workers: str) -> list[int | None]:
-    from flexstream.config import SETTINGS
+    from flexstream.daemon.config import SETTINGS
     from flexstream.engine.options import worker_cores
 
     try:

@@ -47,7 +47,7 @@ def grant(
 
 def _device_of(config: Path | None) -> tuple[str | None, str]:
     """The device that a daemon with these settings would take."""
-    from flexstream.config import resolve
+    from flexstream.daemon.config import resolve
     from flexstream.nic.probe import Spec, listening_device
 
     settings = resolve(file=config).settings

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from flexstream.client.http import Client
-from flexstream.config import read_token
+from flexstream.daemon.config import read_token
 
 Url = Annotated[
     str, typer.Option("--url", "-u", envvar="FLEXSTREAM_URL", help="The daemon's control address, HOST:PORT.")

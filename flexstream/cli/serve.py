@@ -1,4 +1,4 @@
-"""flexstream serve: run the daemon. Its options are the settings of flexstream.config, one for one."""
+"""flexstream serve: run the daemon. Its options are the settings of flexstream.daemon.config, one for one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flexstream.config import SETTINGS, resolve
+from flexstream.daemon.config import SETTINGS, resolve
 
 
 def serve(**given: Any) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from flexstream.addresses import join_address
-from flexstream.config import Config
 from flexstream.daemon import logs
 from flexstream.daemon.catalog import Catalog, DataDirLock
+from flexstream.daemon.config import Config
 from flexstream.daemon.engine_api import EngineAPI
 from flexstream.daemon.server import Daemon
 from flexstream.errors import FlexStreamError

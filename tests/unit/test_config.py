@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flexstream.addresses import is_loopback, split_address
-from flexstream.config import SETTINGS, Resolution, resolve
+from flexstream.daemon.config import SETTINGS, Resolution, resolve
 from flexstream.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flexstream.config import resolve
+from flexstream.daemon.config import resolve
 
 LINKS = ("nic", "state", "cython_ext")
 HOT_PATHS = ("pandas", "pyspark", "pyarrow.dataset", "rich")

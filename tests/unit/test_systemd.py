@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flexstream.config import SETTINGS, resolve
+from flexstream.daemon.config import SETTINGS, resolve
 from flexstream.daemon.notify import notify, watchdog_interval_s
 
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks import harness
 from flexstream.cython_ext.solver import Solver
-from flexstream.nic.balancer import Limits, Weights, group_percent, plan
-from flexstream.nic.placement_plan import effort
+from flexstream.nic.balance.balancer import Limits, Weights, group_percent, plan
+from flexstream.nic.balance.placement_plan import effort
 
 GROUPS, WORKERS = 128, 24
 Loads = NDArray[np.float64]

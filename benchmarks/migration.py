@@ -24,7 +24,7 @@ import flexstream as fs
 from benchmarks.harness import CACHE, PROJECT
 from flexstream.balance.group_loads import Loads
 from flexstream.cython_ext.worker import now_ns
-from flexstream.nic.balancer import Limits, plan
+from flexstream.nic.balance.balancer import Limits, plan
 
 SAMPLE_S = 0.05  # Flink samples a task so often,
 BLOCKED_SHARE = 0.1  # and calls it back-pressured from this share of the time on

@@ -29,9 +29,9 @@ from benchmarks.harness import Cores
 from flexstream.errors import ConfigError
 from flexstream.nic.contract import Nic, Steering
 from flexstream.nic.ethtool import EthtoolNic
-from flexstream.nic.kernel import KernelNic
-from flexstream.nic.ports import PortChooser, candidate_ports
-from flexstream.nic.toeplitz import DEFAULT_KEY
+from flexstream.nic.kernel_table import KernelNic
+from flexstream.nic.rss.ports import PortChooser, candidate_ports
+from flexstream.nic.rss.toeplitz import DEFAULT_KEY
 from flexstream.nic.user import UserNic
 from tests.nic.netns import Pair, Process, heard, say, started_inside, veth_pair
 

@@ -1,4 +1,4 @@
-"""The balancer's solver: which groups should change their worker, by the objective of `nic/balancer.py`.
+"""The balancer's solver: which groups should change their worker, by the objective of `nic/balance/balancer.py`.
 
 One `Solver` belongs to one thread at a time; it owns its scratch memory, allocated once in `__cinit__` and freed in
 `__dealloc__`. Guarantees: `solve_problem` neither allocates nor takes the GIL, ends after a bounded number of

@@ -1,4 +1,4 @@
-"""The balancer's solver; the contract is in solver.pxd, the objective in nic/balancer.py."""
+"""The balancer's solver; the contract is in solver.pxd, the objective in nic/balance/balancer.py."""
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free

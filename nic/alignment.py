@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flexstream.nic.contract import Connection, Steering
-from flexstream.nic.ports import Promise
-from flexstream.nic.toeplitz import bucket_of
+from flexstream.nic.rss.ports import Promise
+from flexstream.nic.rss.toeplitz import bucket_of
 
 log = logging.getLogger("flexstream.nic")
 

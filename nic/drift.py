@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from flexstream.nic.contract import Change
-from flexstream.nic.facts import Facts
-from flexstream.nic.interrupts import format_cpus
-from flexstream.nic.settings import format_table
+from flexstream.nic.device.facts import Facts
+from flexstream.nic.device.interrupts import format_cpus
+from flexstream.nic.device.settings import format_table
 
 
 def differences(then: Facts, now: Facts) -> list[str]:

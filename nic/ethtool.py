@@ -28,16 +28,16 @@ from flexstream.nic.contract import (
     Verification,
     entries_for,
 )
-from flexstream.nic.devices import DeviceFiles, is_own_address, name_of_index
+from flexstream.nic.device.changes import Applied, Wish, plan, recover
+from flexstream.nic.device.devices import DeviceFiles, is_own_address, name_of_index
+from flexstream.nic.device.facts import Facts, read_facts
+from flexstream.nic.device.interrupts import affinity
+from flexstream.nic.device.journal import DeviceLock, Journal
+from flexstream.nic.device.queue_counters import queue_packets
+from flexstream.nic.device.settings import Settings, format_table
 from flexstream.nic.drift import differences
-from flexstream.nic.facts import Facts, read_facts
-from flexstream.nic.interrupts import affinity
-from flexstream.nic.journal import DeviceLock, Journal
-from flexstream.nic.plan import Applied, Wish, plan, recover
-from flexstream.nic.queue_counters import queue_packets
-from flexstream.nic.rss_ioctl import Rss, refused
-from flexstream.nic.rss_transport import RssTransport
-from flexstream.nic.settings import Settings, format_table
+from flexstream.nic.rss.ioctl import Rss, refused
+from flexstream.nic.rss.transport import RssTransport
 from flexstream.nic.verification import judge, judge_spread
 
 log = logging.getLogger("flexstream.nic")

@@ -22,7 +22,7 @@ from flexstream.nic.contract import Nic
 from flexstream.nic.user import UserNic
 
 KINDS = ("ethtool", "kernel", "user")  # in the order of preference
-_CLASSES = {"ethtool": ("flexstream.nic.ethtool", "EthtoolNic"), "kernel": ("flexstream.nic.kernel", "KernelNic")}
+_CLASSES = {"ethtool": ("flexstream.nic.ethtool", "EthtoolNic"), "kernel": ("flexstream.nic.kernel_table", "KernelNic")}
 _DEVICE = re.compile(r"[^\s/:]{1,15}")
 _ROUTES = Path("/proc/net/route")
 _RTM_NEWADDR, _RTM_GETADDR, _NLM_DUMP, _NLMSG_ERROR, _NLMSG_DONE = 20, 22, 0x301, 2, 3

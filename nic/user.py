@@ -5,7 +5,7 @@ So the "table" is the placement itself, written out in the shape that hardware h
 group e mod G, and a queue is a worker. Moving a group rewrites its entries, and the engine moves the sockets.
 
 With `listeners` every worker has a listening socket, and a program in the kernel puts new connections on the right
-one by the same hash and the same table as a device would (`flexstream.nic.reuseport`).
+one by the same hash and the same table as a device would (`flexstream.nic.bpf.reuseport`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from flexstream.errors import ConfigError
-from flexstream.nic import reuseport
+from flexstream.nic.bpf import reuseport
 from flexstream.nic.contract import (
     FOUR_TUPLE,
     TABLE_ENTRIES,
@@ -30,7 +30,7 @@ from flexstream.nic.contract import (
     Verification,
     entries_for,
 )
-from flexstream.nic.toeplitz import DEFAULT_KEY, bucket_of
+from flexstream.nic.rss.toeplitz import DEFAULT_KEY, bucket_of
 
 _NO_HARDWARE = "pure user space has no hardware table; the acceptor hands each socket to its group's worker"
 _NO_HASH = "nothing is hashed in user space: a connection says its group itself"

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from flexstream.nic.contract import Connection, Steering, Verdict, Verification
-from flexstream.nic.toeplitz import bucket_of
+from flexstream.nic.rss.toeplitz import bucket_of
 
 CHANCE = 1e-6  # of a device that obeys being called one that does not
 TOLERATED_SHARE = 0.1  # connections that may disagree: their latest packet may have met an interrupt on its way

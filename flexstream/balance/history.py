@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flexstream.nic.balancer import Decision
-from flexstream.nic.placement_plan import Plan
+from flexstream.nic.balance.balancer import Decision
+from flexstream.nic.balance.placement_plan import Plan
 
 LATENCY_TAIL_S = 0.05  # a marker that a move held up is seen a little after it
 

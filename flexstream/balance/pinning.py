@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from flexstream.nic.interrupts import format_cpus
+from flexstream.nic.device.interrupts import format_cpus
 
 
 def read_back(stats: dict[str, Any]) -> dict[str, Any]:

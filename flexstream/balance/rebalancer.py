@@ -22,8 +22,8 @@ from flexstream.balance.splits import LaneSource, NoLanes
 from flexstream.balance.trim import Trim
 from flexstream.balance.watch import LoadSource, Watch, excess
 from flexstream.errors import EngineError, FlexStreamError
-from flexstream.nic.balancer import Balancer, BalancerConfig, Decision, Verdict
-from flexstream.nic.placement_plan import Limits, Plan, plan, worker_percent
+from flexstream.nic.balance.balancer import Balancer, BalancerConfig, Decision, Verdict
+from flexstream.nic.balance.placement_plan import Limits, Plan, plan, worker_percent
 
 log = logging.getLogger("flexstream.rebalance")
 

@@ -18,8 +18,8 @@ from flexstream.balance.splits import LaneSource
 from flexstream.balance.watch import Floats, LoadSource
 from flexstream.cython_ext.worker import now_ns
 from flexstream.errors import EngineError, FlexStreamError
-from flexstream.nic.placement_plan import SHARE, Limits, plan
-from flexstream.nic.split_rule import Action, SplitRule, Traffic
+from flexstream.nic.balance.placement_plan import SHARE, Limits, plan
+from flexstream.nic.balance.split_rule import Action, SplitRule, Traffic
 
 if TYPE_CHECKING:
     from flexstream.balance.rebalancer import Moves

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from flexstream.balance.watch import Floats, excess
-from flexstream.nic.balancer import Balancer, BalancerConfig, Decision
-from flexstream.nic.placement_plan import Limits
+from flexstream.nic.balance.balancer import Balancer, BalancerConfig, Decision
+from flexstream.nic.balance.placement_plan import Limits
 
 TICK_S, LONGEST_TICK_S = 0.5, 4.0
 BAND_PERCENT = 1.5

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flexstream.nic.balancer import Balancer, BalancerConfig
-from flexstream.nic.growth import Growth
-from flexstream.nic.placement_plan import SHARE, Limits, group_percent, weigh, worker_percent
+from flexstream.nic.balance.balancer import Balancer, BalancerConfig
+from flexstream.nic.balance.growth import Growth
+from flexstream.nic.balance.placement_plan import SHARE, Limits, group_percent, weigh, worker_percent
 
 Floats = NDArray[np.float64]
 

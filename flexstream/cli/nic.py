@@ -92,11 +92,11 @@ def _say_daemon(reply: dict[str, Any]) -> None:
 
 def _look(device: str, groups: int, cpus: list[int | None]) -> tuple[dict[str, Any], str]:
     from flexstream.cli.nic_text import describe_device
-    from flexstream.nic.facts import read_facts
-    from flexstream.nic.journal import DeviceLock
-    from flexstream.nic.link_settings import read_link
-    from flexstream.nic.queue_counters import queue_packets
-    from flexstream.nic.rss_transport import RssTransport
+    from flexstream.nic.device.facts import read_facts
+    from flexstream.nic.device.journal import DeviceLock
+    from flexstream.nic.device.link_settings import read_link
+    from flexstream.nic.device.queue_counters import queue_packets
+    from flexstream.nic.rss.transport import RssTransport
 
     transport = RssTransport(device)
     try:
@@ -132,9 +132,9 @@ def plan(
 
     Example: flexstream nic plan eth0 --workers 0,1 --script
     """
-    from flexstream.nic.plan import needed
-    from flexstream.nic.plan import script as as_script
-    from flexstream.nic.settings import Settings
+    from flexstream.nic.device.changes import needed
+    from flexstream.nic.device.changes import script as as_script
+    from flexstream.nic.device.settings import Settings
 
     name = _device(device)
     facts, changes = _plan(name, _cpus(workers), groups, channels)
@@ -180,7 +180,7 @@ def apply(
 
     Example: flexstream nic apply eth0 --workers 0,1
     """
-    from flexstream.nic.apply import apply_plan
+    from flexstream.nic.device.apply import apply_plan
 
     name, cpus = _device(device), _cpus(workers)
     done = apply_plan(name, lambda: _plan(name, cpus, groups, channels)[1])
@@ -201,8 +201,8 @@ def undo(device: Device = None, as_json: AsJson = False) -> None:
 
     Example: flexstream nic undo
     """
-    from flexstream.nic.apply import undo_device
-    from flexstream.nic.journal import devices_with_journals, foreign_journals
+    from flexstream.nic.device.apply import undo_device
+    from flexstream.nic.device.journal import devices_with_journals, foreign_journals
 
     names = devices_with_journals() if device is None else [device]
     results = {name: undo_device(name) for name in names}
@@ -261,7 +261,7 @@ def watch(
 
     Example: flexstream nic watch eth0 --put-back
     """
-    from flexstream.nic.apply import Watch
+    from flexstream.nic.device.apply import Watch
 
     name = _device(device)
     watcher = Watch(name, put_back=back)
@@ -297,9 +297,9 @@ def set_one(
 
     Example: flexstream nic set "eth0 table" 0,1,0,1
     """
-    from flexstream.nic.apply import apply_plan
     from flexstream.nic.contract import Change
-    from flexstream.nic.settings import Settings, check_value
+    from flexstream.nic.device.apply import apply_plan
+    from flexstream.nic.device.settings import Settings, check_value
 
     check_value(where, value)
     settings = Settings()
@@ -320,8 +320,8 @@ def set_one(
 
 
 def _device_of_interrupt(irq: int) -> str:
-    from flexstream.nic.devices import device_names
-    from flexstream.nic.interrupts import own_interrupts
+    from flexstream.nic.device.devices import device_names
+    from flexstream.nic.device.interrupts import own_interrupts
 
     found = next((name for name in device_names() if irq in own_interrupts(name)), None)
     if found is None:
@@ -332,9 +332,9 @@ def _device_of_interrupt(irq: int) -> str:
 
 
 def _plan(device: str, cpus: list[int | None], groups: int, channels: str) -> tuple[Any, list[Any]]:
-    from flexstream.nic.facts import read_facts
-    from flexstream.nic.plan import Wish
-    from flexstream.nic.plan import plan as make_plan
+    from flexstream.nic.device.changes import Wish
+    from flexstream.nic.device.changes import plan as make_plan
+    from flexstream.nic.device.facts import read_facts
 
     facts = read_facts(device)
     wish = Wish(tuple(cpus), groups, channels=_channels(channels, len(cpus)), without_rps=facts.no_table() is None)
@@ -364,7 +364,7 @@ def _cpus(workers: str) -> list[int | None]:
 def _device(given: str | None) -> str:
     if given is not None:
         return given
-    from flexstream.nic.link_settings import discover
+    from flexstream.nic.device.link_settings import discover
     from flexstream.nic.probe import default_device
 
     found = default_device()
@@ -383,7 +383,7 @@ def _plain(change: Any) -> dict[str, str]:
 
 
 def _shown(change: Any) -> str:
-    from flexstream.nic.settings import shorten
+    from flexstream.nic.device.settings import shorten
 
     if change.old == change.new:
         return f"{change.where}: {shorten(change.new)} (written again)"

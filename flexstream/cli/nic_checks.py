@@ -7,10 +7,10 @@ from pathlib import Path
 
 from flexstream.cli.machine import Check
 from flexstream.errors import FlexStreamError
-from flexstream.nic.devices import irqbalance_finding
-from flexstream.nic.facts import Facts, read_facts
-from flexstream.nic.journal import DeviceLock, devices_with_journals, foreign_journals, left_behind
-from flexstream.nic.link_settings import discover
+from flexstream.nic.device.devices import irqbalance_finding
+from flexstream.nic.device.facts import Facts, read_facts
+from flexstream.nic.device.journal import DeviceLock, devices_with_journals, foreign_journals, left_behind
+from flexstream.nic.device.link_settings import discover
 
 DEFAULT_GROUPS = 128
 

@@ -24,7 +24,7 @@ def grant(
 
     Example: flexstream nic grant flexstream eth0
     """
-    from flexstream.nic import grant as grants
+    from flexstream.nic.device import grant as grants
 
     number = grants.group_id(group)
     if back:

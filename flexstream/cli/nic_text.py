@@ -8,9 +8,9 @@ from typing import Any
 
 from flexstream.cli.output import table
 from flexstream.nic.contract import Steering
-from flexstream.nic.devices import Finding
-from flexstream.nic.facts import Facts
-from flexstream.nic.interrupts import format_cpus
+from flexstream.nic.device.devices import Finding
+from flexstream.nic.device.facts import Facts
+from flexstream.nic.device.interrupts import format_cpus
 
 ENTRIES_PER_LINE = 32
 

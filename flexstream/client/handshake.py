@@ -18,7 +18,7 @@ from flexstream.client.discovery import Address
 from flexstream.client.lane_requests import LaneName
 from flexstream.client.steering import Ports
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
-from flexstream.nic.ports import Promise
+from flexstream.nic.rss.ports import Promise
 from flexstream.wire.frames import (
     CONTROL_GROUP,
     HEADER_BYTES,

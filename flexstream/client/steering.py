@@ -10,7 +10,7 @@ import socket
 from typing import Any
 
 from flexstream.nic.contract import Steering
-from flexstream.nic.ports import PortChooser, Promise
+from flexstream.nic.rss.ports import PortChooser, Promise
 
 log = logging.getLogger("flexstream.producer")
 

@@ -24,7 +24,7 @@ def nic_details(engine: Any) -> dict[str, Any]:
     except (FlexStreamError, OSError) as error:
         details["table_error"] = getattr(error, "message", str(error))
     if nic.device is not None:
-        from flexstream.nic.facts import read_facts
+        from flexstream.nic.device.facts import read_facts
 
         cpus = [worker.get("cpu") for worker in engine.status().get("workers", [])]
         details["findings"] = [finding.to_dict() for finding in read_facts(nic.device).findings(cpus)]

@@ -10,7 +10,7 @@ from flexstream.catalog.entries import StreamPort
 from flexstream.catalog.sessions import Session
 from flexstream.ingest.lane_book import LaneBook
 from flexstream.ingest.nic_service import NicService
-from flexstream.nic.ports import Promise
+from flexstream.nic.rss.ports import Promise
 from flexstream.rows.stream import Stream
 from flexstream.wire.frames import CONTROL_GROUP, MAX_HELLO_BYTES, STAGE_GROUP, VERSION, ErrorCode, FrameType, Header
 

@@ -25,7 +25,7 @@ import flexstream as fs
 from flexstream.cython_ext.queries import QueryState
 from flexstream.engine import engine as engine_module
 from flexstream.errors import EngineError, FlexStreamError
-from flexstream.nic.split_rule import SplitConfig
+from flexstream.nic.balance.split_rule import SplitConfig
 
 ROUND_MS = 4_000
 KEYS = 3_000

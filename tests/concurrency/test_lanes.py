@@ -16,7 +16,7 @@ import pytest
 
 import flexstream as fs
 from flexstream.errors import EngineError
-from flexstream.nic.split_rule import SplitConfig
+from flexstream.nic.balance.split_rule import SplitConfig
 from flexstream.testing.fault_proxy import FaultProxy, Faults
 from tests.concurrency import test_moves
 from tests.concurrency.test_moves import (

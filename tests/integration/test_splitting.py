@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.nic.split_rule import SplitConfig
+from flexstream.nic.balance.split_rule import SplitConfig
 from tests.integration.skewed_producers import GROUPS, PATIENCE_S, STREAM, address
 from tests.integration.skewed_producers import Load as Producers
 from tests.integration.skewed_producers import make_engine as make_plain_engine

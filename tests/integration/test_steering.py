@@ -14,8 +14,9 @@ import pytest
 import flexstream as fs
 from flexstream.daemon.metrics import render
 from flexstream.errors import ConfigError
-from flexstream.nic import NicHealth, NicState, UserNic, Verdict, Verification, probe, reuseport
-from flexstream.nic import ports as ports_module
+from flexstream.nic import NicHealth, NicState, UserNic, Verdict, Verification, probe
+from flexstream.nic.bpf import reuseport
+from flexstream.nic.rss import ports as ports_module
 from flexstream.testing.fault_proxy import FaultProxy
 from tests.property.checks import FINISH_S, as_rows, assert_ledger
 from tests.waiting import WAIT_S, wait_until

@@ -7,8 +7,8 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from flexstream.nic.bpf import AttachType, Link, Program, ProgramType
-from flexstream.nic.bpf_assembler import R0, Assembler
+from flexstream.nic.bpf.assembler import R0, Assembler
+from flexstream.nic.bpf.loader import AttachType, Link, Program, ProgramType
 from tests.nic.netns import Namespace, Pair
 
 NETEM = "netem delay 3ms 2ms loss 2%"

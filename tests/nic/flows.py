@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flexstream.nic.contract import Connection, Steering
-from flexstream.nic.kernel import KernelNic
-from flexstream.nic.ports import PortChooser
+from flexstream.nic.kernel_table import KernelNic
+from flexstream.nic.rss.ports import PortChooser
 from tests.nic.netns import Pair
 from tests.waiting import wait_until
 

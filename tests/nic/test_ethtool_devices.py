@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 
+from flexstream.nic.device.facts import read_facts
+from flexstream.nic.device.interrupts import pinning_obstacle, set_affinity
 from flexstream.nic.ethtool import EthtoolNic
-from flexstream.nic.facts import read_facts
-from flexstream.nic.interrupts import pinning_obstacle, set_affinity
 from flexstream.nic.probe import default_device
 from tests.nic.netns import (
     Namespace,
@@ -316,7 +316,7 @@ def test_watch_with_a_count_exits_by_what_it_saw(machine: Machine) -> None:
 
 
 def hold(device: str) -> None:
-    from flexstream.nic.journal import DeviceLock
+    from flexstream.nic.device.journal import DeviceLock
 
     lock = DeviceLock(device)
     lock.take()
@@ -325,7 +325,7 @@ def hold(device: str) -> None:
 
 
 def holder_of(device: str) -> int | None:
-    from flexstream.nic.journal import DeviceLock
+    from flexstream.nic.device.journal import DeviceLock
 
     return DeviceLock(device).holder()
 
@@ -376,9 +376,9 @@ def test_watch_puts_nothing_back_behind_a_daemon_that_came_later(machine: Machin
 
 def change_and_die(device: str) -> None:
     from flexstream.nic.contract import Change
-    from flexstream.nic.journal import DeviceLock, Journal
-    from flexstream.nic.plan import Applied
-    from flexstream.nic.settings import Settings
+    from flexstream.nic.device.changes import Applied
+    from flexstream.nic.device.journal import DeviceLock, Journal
+    from flexstream.nic.device.settings import Settings
 
     lock = DeviceLock(device)
     lock.take()

@@ -12,15 +12,15 @@ from typing import ClassVar
 import pytest
 
 from flexstream.errors import ConfigError
-from flexstream.nic import grant as grants
-from flexstream.nic import receive_steering
-from flexstream.nic.bpf import CAP_BPF, CAP_NET_ADMIN, AttachType, attached_programs
-from flexstream.nic.bpf_programs import Place
+from flexstream.nic.bpf.loader import CAP_BPF, CAP_NET_ADMIN, AttachType, attached_programs
+from flexstream.nic.bpf.programs import Place
 from flexstream.nic.contract import Change
-from flexstream.nic.journal import Journal, devices_with_journals, foreign_journals, left_behind
-from flexstream.nic.kernel import KernelNic
-from flexstream.nic.plan import undo_journal
-from flexstream.nic.settings import Settings
+from flexstream.nic.device import grant as grants
+from flexstream.nic.device import receive_steering
+from flexstream.nic.device.changes import undo_journal
+from flexstream.nic.device.journal import Journal, devices_with_journals, foreign_journals, left_behind
+from flexstream.nic.device.settings import Settings
+from flexstream.nic.kernel_table import KernelNic
 from tests.nic.flows import eventually_arrives_on, rig
 from tests.nic.netns import (
     Namespace,

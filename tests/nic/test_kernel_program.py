@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from flexstream.nic import bpf
-from flexstream.nic.bpf import BpfError, Program, ProgramType
-from flexstream.nic.bpf_assembler import R0, R1, Assembler, Size
-from flexstream.nic.bpf_programs import (
+from flexstream.nic.bpf import loader as bpf
+from flexstream.nic.bpf.assembler import R0, R1, Assembler, Size
+from flexstream.nic.bpf.loader import BpfError, Program, ProgramType
+from flexstream.nic.bpf.programs import (
     KEY,
     MAX_ENTRIES,
     CpuMap,
@@ -24,7 +24,7 @@ from flexstream.nic.bpf_programs import (
     load_table_program,
     rps_hash_base,
 )
-from flexstream.nic.toeplitz import bucket_of, port_hashes, reaches_every_bucket, toeplitz
+from flexstream.nic.rss.toeplitz import bucket_of, port_hashes, reaches_every_bucket, toeplitz
 
 pytestmark = pytest.mark.root
 

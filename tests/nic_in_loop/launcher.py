@@ -25,7 +25,7 @@ LATER = (
     "flexstream.cli.machine",
     "flexstream.cli.nic_text",
     "flexstream.cli.nic_checks",
-    "flexstream.nic.apply",
+    "flexstream.nic.device.apply",
     "pyroute2",
 )
 IDLE_S = 1.0

@@ -11,8 +11,8 @@ import pytest
 
 from flexstream.nic.alignment import Alignment, Arrival, observed_bucket
 from flexstream.nic.contract import FOUR_TUPLE, Steering, entries_for
-from flexstream.nic.ports import Promise
-from flexstream.nic.toeplitz import DEFAULT_KEY, bucket_of
+from flexstream.nic.rss.ports import Promise
+from flexstream.nic.rss.toeplitz import DEFAULT_KEY, bucket_of
 
 STEERING = Steering(DEFAULT_KEY, FOUR_TUPLE, 128, 128)
 PLACEMENT = [group % 4 for group in range(128)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from flexstream.errors import ConfigError
-from flexstream.nic.balancer import Limits, Plan, Reason, Weights, group_percent, plan
+from flexstream.nic.balance.balancer import Limits, Plan, Reason, Weights, group_percent, plan
 
 EPSILON = 1e-6
 

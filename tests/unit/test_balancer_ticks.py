@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from flexstream.errors import ConfigError
-from flexstream.nic.balancer import Balancer, BalancerConfig, Decision, Limits, Verdict
+from flexstream.nic.balance.balancer import Balancer, BalancerConfig, Decision, Limits, Verdict
 
 GROUPS = 128
 

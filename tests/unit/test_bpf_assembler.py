@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flexstream.nic.bpf_assembler import R0, R1, R2, R6, R10, Assembler, Helper, Size
+from flexstream.nic.bpf.assembler import R0, R1, R2, R6, R10, Assembler, Helper, Size
 
 
 def hex_of(code: Assembler) -> str:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from flexstream.errors import ConfigError
-from flexstream.nic.devices import (
+from flexstream.nic.device.devices import (
     DeviceFiles,
     has_net_admin,
     irqbalance_finding,
@@ -17,11 +17,11 @@ from flexstream.nic.devices import (
     rule_findings,
     steering_findings,
 )
-from flexstream.nic.facts import read_facts
-from flexstream.nic.link_settings import Discovered, discover, read_link
-from flexstream.nic.rss_ioctl import EthtoolIoctl
-from flexstream.nic.rss_transport import RssTransport, kernel_release
-from flexstream.nic.settings import Settings
+from flexstream.nic.device.facts import read_facts
+from flexstream.nic.device.link_settings import Discovered, discover, read_link
+from flexstream.nic.device.settings import Settings
+from flexstream.nic.rss.ioctl import EthtoolIoctl
+from flexstream.nic.rss.transport import RssTransport, kernel_release
 from tests.unit.played_device import PlayedDevice, machine_of
 
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from flexstream.errors import ConfigError
-from flexstream.nic import ethtool, journal
+from flexstream.nic import ethtool
 from flexstream.nic.contract import Connection, NicState, Verdict
+from flexstream.nic.device import journal
+from flexstream.nic.device.journal import DeviceLock, Journal, left_behind
 from flexstream.nic.ethtool import EthtoolNic
-from flexstream.nic.journal import DeviceLock, Journal, left_behind
-from flexstream.nic.rss_ioctl import EthtoolIoctl
-from flexstream.nic.rss_transport import RssTransport
-from flexstream.nic.toeplitz import bucket_of
+from flexstream.nic.rss.ioctl import EthtoolIoctl
+from flexstream.nic.rss.toeplitz import bucket_of
+from flexstream.nic.rss.transport import RssTransport
 from tests.unit.played_device import PlayedDevice, machine_of
 
 GROUPS = 128
@@ -188,7 +189,7 @@ def test_a_journal_of_another_boot_is_dropped_not_applied(
 def test_two_daemons_on_one_device_the_second_is_told_who_has_it(make: Make, tmp_path: Path) -> None:
     nic, played = make()
     holder = (
-        "import sys, time; from flexstream.nic.journal import DeviceLock; "
+        "import sys, time; from flexstream.nic.device.journal import DeviceLock; "
         f"lock = DeviceLock({nic.device!r}); lock.take(); print('held', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True)

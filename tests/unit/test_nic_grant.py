@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flexstream.errors import ConfigError
-from flexstream.nic import grant as grants
+from flexstream.nic.device import grant as grants
 from tests.unit.played_device import PlayedDevice, machine_of
 
 GROUP = os.getgid() or 65534  # one that this user may give files to

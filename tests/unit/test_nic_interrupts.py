@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flexstream.nic import interrupts
-from flexstream.nic.interrupts import (
+from flexstream.nic.device import interrupts
+from flexstream.nic.device.interrupts import (
     affinity,
     format_cpus,
     format_mask,
@@ -24,7 +24,7 @@ from flexstream.nic.interrupts import (
     read_interrupts,
     set_affinity,
 )
-from flexstream.nic.rss_ioctl import DeviceRefused
+from flexstream.nic.rss.ioctl import DeviceRefused
 
 TEXTS = Path(__file__).parent / "data" / "interrupts"
 # text, driver, device, bus address, first interrupt of the function and one past its last, queue -> interrupt

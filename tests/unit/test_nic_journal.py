@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from flexstream.nic import journal as journal_module
-from flexstream.nic import trust
 from flexstream.nic.contract import Change
-from flexstream.nic.journal import (
+from flexstream.nic.device import journal as journal_module
+from flexstream.nic.device import trust
+from flexstream.nic.device.changes import undo_journal
+from flexstream.nic.device.journal import (
     Journal,
     JournalError,
     Origin,
@@ -20,8 +21,7 @@ from flexstream.nic.journal import (
     foreign_journals,
     left_behind,
 )
-from flexstream.nic.plan import undo_journal
-from flexstream.nic.settings import Settings
+from flexstream.nic.device.settings import Settings
 
 TABLE = Change("lo table", "0,1", "1,1")
 PIN = Change("irq 25 cpus", "0-3", "2")

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from flexstream.errors import ConfigError
-from flexstream.nic import journal
 from flexstream.nic.contract import Change
+from flexstream.nic.device import journal
+from flexstream.nic.device.changes import Applied, Wish, needed, plan, script, undo, undo_journal
+from flexstream.nic.device.facts import Facts, read_facts
+from flexstream.nic.device.journal import Journal, left_behind
+from flexstream.nic.device.settings import Settings, parse_table
 from flexstream.nic.drift import differences, put_back
-from flexstream.nic.facts import Facts, read_facts
-from flexstream.nic.journal import Journal, left_behind
-from flexstream.nic.plan import Applied, Wish, needed, plan, script, undo, undo_journal
-from flexstream.nic.rss_ioctl import EthtoolIoctl
-from flexstream.nic.rss_transport import RssTransport
-from flexstream.nic.settings import Settings, parse_table
+from flexstream.nic.rss.ioctl import EthtoolIoctl
+from flexstream.nic.rss.transport import RssTransport
 from tests.unit.played_device import PlayedDevice, machine_of
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from flexstream.errors import ConfigError
-from flexstream.nic import journal
-from flexstream.nic.journal import left_behind
-from flexstream.nic.plan import undo_journal
-from flexstream.nic.receive_steering import ReceiveSteering
-from flexstream.nic.rss_ioctl import EthtoolIoctl
-from flexstream.nic.rss_transport import RssTransport
-from flexstream.nic.settings import Settings
+from flexstream.nic.device import journal
+from flexstream.nic.device.changes import undo_journal
+from flexstream.nic.device.journal import left_behind
+from flexstream.nic.device.receive_steering import ReceiveSteering
+from flexstream.nic.device.settings import Settings
+from flexstream.nic.rss.ioctl import EthtoolIoctl
+from flexstream.nic.rss.transport import RssTransport
 from tests.unit.played_device import PlayedDevice
 
 

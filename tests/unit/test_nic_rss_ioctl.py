@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flexstream.errors import ConfigError
-from flexstream.nic.rss_ioctl import Channels, DeviceRefused, Driver, EthtoolIoctl, Rss, refused
+from flexstream.nic.rss.ioctl import Channels, DeviceRefused, Driver, EthtoolIoctl, Rss, refused
 from tests.unit.played_device import KEY, PlayedDevice
 
 FOUR_TUPLE = ("src_ip", "dst_ip", "src_port", "dst_port")

@@ -12,9 +12,9 @@ import time
 import pytest
 
 from flexstream.errors import ConfigError
-from flexstream.nic.rss_ioctl import EthtoolIoctl, Rss
-from flexstream.nic.rss_netlink import GenericNetlink, RssMessage, RssNetlink
-from flexstream.nic.rss_transport import RssTransport
+from flexstream.nic.rss.ioctl import EthtoolIoctl, Rss
+from flexstream.nic.rss.netlink import GenericNetlink, RssMessage, RssNetlink
+from flexstream.nic.rss.transport import RssTransport
 from tests.unit.played_device import KEY, PlayedDevice
 
 
@@ -187,7 +187,7 @@ def test_the_way_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="FLEXSTREAM_NIC_WAY"):
         RssTransport("lo")
     monkeypatch.setenv("FLEXSTREAM_NIC_WAY", "auto")
-    monkeypatch.setattr("flexstream.nic.rss_transport.kernel_release", lambda: (6, 1))
+    monkeypatch.setattr("flexstream.nic.rss.transport.kernel_release", lambda: (6, 1))
     old = RssTransport("lo")
     assert (old.reads_by, "6.2" in old.reason) == ("ioctl", True)
 

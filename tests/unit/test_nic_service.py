@@ -10,13 +10,13 @@ import pytest
 
 from flexstream.ingest import nic_service
 from flexstream.ingest.nic_service import NicService
-from flexstream.nic import journal
 from flexstream.nic.alignment import Arrival
 from flexstream.nic.contract import Connection, Nic
+from flexstream.nic.device import journal
 from flexstream.nic.ethtool import EthtoolNic
-from flexstream.nic.rss_ioctl import EthtoolIoctl
-from flexstream.nic.rss_transport import RssTransport
-from flexstream.nic.toeplitz import bucket_of
+from flexstream.nic.rss.ioctl import EthtoolIoctl
+from flexstream.nic.rss.toeplitz import bucket_of
+from flexstream.nic.rss.transport import RssTransport
 from tests.unit.played_device import PlayedDevice, machine_of
 
 GROUPS = 128

@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 from flexstream.errors import ConfigError
-from flexstream.nic import Capability, Change, Connection, NicState, UserNic, Verdict, entries_for, reuseport
-from flexstream.nic.toeplitz import DEFAULT_KEY, bucket_of
+from flexstream.nic import Capability, Change, Connection, NicState, UserNic, Verdict, entries_for
+from flexstream.nic.bpf import reuseport
+from flexstream.nic.rss.toeplitz import DEFAULT_KEY, bucket_of
 
 
 def connection(group: int, worker: int | None, port: int = 0) -> Connection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flexstream.nic.contract import FOUR_TUPLE, Connection, Steering, Verdict
-from flexstream.nic.toeplitz import DEFAULT_KEY, bucket_of
+from flexstream.nic.rss.toeplitz import DEFAULT_KEY, bucket_of
 from flexstream.nic.verification import judge, judge_spread
 
 TABLE = [entry % 4 for entry in range(128)]

@@ -18,7 +18,7 @@ SMOKE = """
 import importlib, pkgutil, sys
 import flexstream as fs
 assert "site-packages" in fs.__file__, fs.__file__
-EXTRAS = ("flexstream.spark", "flexstream.nic.rss_netlink")  # with flexstream[spark], flexstream[nic]
+EXTRAS = ("flexstream.spark", "flexstream.nic.rss.netlink")  # with flexstream[spark], flexstream[nic]
 clicks = fs.Stream("clicks", {"at": "timestamp[ms]", "user": "i64"}, key="user", time="at")
 query = clicks.query("n").window(fs.tumbling("10s")).agg(n=fs.count())
 with fs.Engine(workers=1, compile="require") as engine:  # the wheel has what the compiler needs

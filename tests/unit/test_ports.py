@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from flexstream.nic import ports as ports_module
 from flexstream.nic.contract import FOUR_TUPLE, TWO_TUPLE, Steering
-from flexstream.nic.ports import MOST_TRIES, PortChooser, Promise, candidate_ports, eligible_ports, local_port_range
-from flexstream.nic.toeplitz import DEFAULT_KEY, bucket_of
+from flexstream.nic.rss import ports as ports_module
+from flexstream.nic.rss.ports import MOST_TRIES, PortChooser, Promise, candidate_ports, eligible_ports, local_port_range
+from flexstream.nic.rss.toeplitz import DEFAULT_KEY, bucket_of
 
 
 def steering(entries: int = 128, groups: int = 128, key: bytes = DEFAULT_KEY) -> Steering:

@@ -15,7 +15,7 @@ from flexstream.balance.mover import STEPS, GroupMove
 from flexstream.balance.rebalancer import CALM_LOOK_S, LOOK_S, OFF_LOOK_S, QUIET_LOOK_S, Rebalancer
 from flexstream.balance.splits import Split
 from flexstream.errors import EngineError
-from flexstream.nic.balancer import BalancerConfig
+from flexstream.nic.balance.balancer import BalancerConfig
 from flexstream.results.collector import Latencies
 
 GROUPS = 8

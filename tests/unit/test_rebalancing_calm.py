@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from flexstream.balance.trim import Trim
-from flexstream.nic.balancer import Balancer
-from flexstream.nic.jitter import Jitter
-from flexstream.nic.placement_plan import Limits
+from flexstream.nic.balance.balancer import Balancer
+from flexstream.nic.balance.jitter import Jitter
+from flexstream.nic.balance.placement_plan import Limits
 from tests.unit.test_rebalancing_turn import GROUPS, TURN_S, WORKERS, Frames
 
 RATE, FIT_S, END_S = 2e6, 0.03, 8.0

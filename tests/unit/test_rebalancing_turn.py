@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flexstream.balance.rebalancer import Rebalancer
-from flexstream.nic.balancer import BalancerConfig
+from flexstream.nic.balance.balancer import BalancerConfig
 from flexstream.results.collector import Latencies
 
 GROUPS, WORKERS, FRAME_ROWS, SPEED = 64, 2, 210, 1e6

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flexstream.nic.placement_plan import Limits, plan
-from flexstream.nic.split_rule import Action, SplitConfig, SplitRule, Traffic, share_with
+from flexstream.nic.balance.placement_plan import Limits, plan
+from flexstream.nic.balance.split_rule import Action, SplitConfig, SplitRule, Traffic, share_with
 
 CONFIG = SplitConfig()
 EVEN = Traffic(connections=4, busiest=0.25, cores=1.0, busy=1.0, parts={0: 1.0}, lanes=False)

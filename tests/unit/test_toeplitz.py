@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from flexstream.nic.toeplitz import (
+from flexstream.nic.rss.toeplitz import (
     DEFAULT_KEY,
     address_bytes,
     bucket_of,

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flexstream.errors import ConfigError
-from flexstream.nic.growth import Growth, net_growth
-from flexstream.nic.jitter import Jitter
-from flexstream.nic.placement_plan import (
+from flexstream.nic.balance.growth import Growth, net_growth
+from flexstream.nic.balance.jitter import Jitter
+from flexstream.nic.balance.placement_plan import (
     SHARE,
     Limits,
     Move,

@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flexstream.errors import ConfigError
-from flexstream.nic import bpf
-from flexstream.nic.bpf import BpfError, Link
-from flexstream.nic.bpf_programs import (
+from flexstream.nic.bpf import loader as bpf
+from flexstream.nic.bpf.loader import BpfError, Link
+from flexstream.nic.bpf.programs import (
     KEY,
     MAX_ENTRIES,
     CpuMap,
@@ -51,10 +51,10 @@ from flexstream.nic.contract import (
     Verification,
     entries_for,
 )
-from flexstream.nic.devices import is_own_address, name_of_index
-from flexstream.nic.journal import DeviceLock
-from flexstream.nic.receive_steering import ReceiveSteering
-from flexstream.nic.toeplitz import bucket_of
+from flexstream.nic.device.devices import is_own_address, name_of_index
+from flexstream.nic.device.journal import DeviceLock
+from flexstream.nic.device.receive_steering import ReceiveSteering
+from flexstream.nic.rss.toeplitz import bucket_of
 from flexstream.nic.verification import TOLERATED_SHARE
 
 log = logging.getLogger("flexstream.nic.kernel")

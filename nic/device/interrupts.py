@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexstream.nic.rss_ioctl import DeviceRefused, refused
+from flexstream.nic.rss.ioctl import DeviceRefused, refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from typing import Any
 
 from flexstream.errors import ConfigError, FlexStreamError
 from flexstream.nic.contract import Change
-from flexstream.nic.device_lock import DeviceLock
-from flexstream.nic.settings import check_change, check_device, renamed
-from flexstream.nic.trust import Distrusted, check_folder, read_text
+from flexstream.nic.device.device_lock import DeviceLock
+from flexstream.nic.device.settings import check_change, check_device, renamed
+from flexstream.nic.device.trust import Distrusted, check_folder, read_text
 
 VERSION = 2
 STATE_FOLDER, RUN_FOLDER = Path("/var/lib/flexstream/nic"), Path("/run/flexstream/nic")

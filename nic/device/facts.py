@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flexstream.nic.contract import FOUR_TUPLE, Steering
-from flexstream.nic.devices import (
+from flexstream.nic.device.devices import (
     DeviceFiles,
     Finding,
     has_net_admin,
@@ -19,15 +19,15 @@ from flexstream.nic.devices import (
     rule_findings,
     steering_findings,
 )
-from flexstream.nic.interrupts import (
+from flexstream.nic.device.interrupts import (
     affinity,
     own_interrupts,
     pinning_obstacle,
     queue_interrupts,
     read_interrupts,
 )
-from flexstream.nic.rss_ioctl import FLOWS, Channels, Rss, channel_fields, errno_name
-from flexstream.nic.rss_transport import RssTransport
+from flexstream.nic.rss.ioctl import FLOWS, Channels, Rss, channel_fields, errno_name
+from flexstream.nic.rss.transport import RssTransport
 
 Answer = TypeVar("Answer")
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from flexstream.errors import ConfigError, FlexStreamError
 from flexstream.nic.contract import FOUR_TUPLE, Change, entries_for
-from flexstream.nic.devices import DeviceFiles
-from flexstream.nic.facts import Facts
-from flexstream.nic.interrupts import format_cpus
-from flexstream.nic.journal import Journal, foreign_journals, left_behind
-from flexstream.nic.settings import Settings, format_table, parse_table, renamed
+from flexstream.nic.device.devices import DeviceFiles
+from flexstream.nic.device.facts import Facts
+from flexstream.nic.device.interrupts import format_cpus
+from flexstream.nic.device.journal import Journal, foreign_journals, left_behind
+from flexstream.nic.device.settings import Settings, format_table, parse_table, renamed
 
 log = logging.getLogger("flexstream.nic")
 GONE = (errno.ENODEV, errno.ENOENT, errno.ENXIO)

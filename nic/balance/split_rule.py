@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flexstream.nic.placement_plan import HOT_PERCENT, SHARE, Limits, Plan, worker_percent
+from flexstream.nic.balance.placement_plan import HOT_PERCENT, SHARE, Limits, Plan, worker_percent
 
 BUSIEST_HELPED = 0.9  # of the group's rows on one connection: above this a split gives the others nothing to do
 

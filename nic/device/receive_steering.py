@@ -15,10 +15,10 @@ from pathlib import Path
 
 from flexstream.errors import ConfigError
 from flexstream.nic.contract import Change
-from flexstream.nic.interrupts import format_cpus
-from flexstream.nic.journal import Journal
-from flexstream.nic.plan import Applied, recover, undo_journal
-from flexstream.nic.settings import Settings
+from flexstream.nic.device.changes import Applied, recover, undo_journal
+from flexstream.nic.device.interrupts import format_cpus
+from flexstream.nic.device.journal import Journal
+from flexstream.nic.device.settings import Settings
 
 _NET = Path("/sys/class/net")
 MERGING = ("rx-lro", "rx-gro-hw")  # offloads that make one large packet of several

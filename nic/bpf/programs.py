@@ -26,7 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flexstream.nic.bpf import (
+from flexstream.nic.bpf.assembler import R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, Assembler, Helper, Register, Size
+from flexstream.nic.bpf.loader import (
     AttachType,
     Map,
     MapType,
@@ -35,7 +36,6 @@ from flexstream.nic.bpf import (
     ProgramType,
     SharedWords,
 )
-from flexstream.nic.bpf_assembler import R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, Assembler, Helper, Register, Size
 
 KEY_WORD = 0x6D5A
 KEY = KEY_WORD.to_bytes(2, "big") * 20

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from flexstream.errors import ConfigError
-from flexstream.nic.devices import DeviceFiles, device_names
-from flexstream.nic.rss_ioctl import EthtoolIoctl
+from flexstream.nic.device.devices import DeviceFiles, device_names
+from flexstream.nic.rss.ioctl import EthtoolIoctl
 
 WAY = "FLEXSTREAM_NIC_WAY"  # auto, ioctl or netlink: how devices are asked
 COALESCING = {

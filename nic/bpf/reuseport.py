@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 
-from flexstream.nic.toeplitz import key_windows
+from flexstream.nic.rss.toeplitz import key_windows
 
 SO_ATTACH_REUSEPORT_CBPF = 51
 MOST_INSTRUCTIONS = 4096  # the kernel's limit for a classic program

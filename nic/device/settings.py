@@ -16,10 +16,17 @@ from pathlib import Path
 
 from flexstream.errors import ConfigError
 from flexstream.nic.contract import FOUR_TUPLE, Change
-from flexstream.nic.interrupts import format_cpus, format_mask, is_interrupt_of, parse_cpus, parse_mask, set_affinity
-from flexstream.nic.link_settings import read_link_setting, write_link_setting
-from flexstream.nic.rss_ioctl import EthtoolIoctl, refused
-from flexstream.nic.rss_transport import RssTransport
+from flexstream.nic.device.interrupts import (
+    format_cpus,
+    format_mask,
+    is_interrupt_of,
+    parse_cpus,
+    parse_mask,
+    set_affinity,
+)
+from flexstream.nic.device.link_settings import read_link_setting, write_link_setting
+from flexstream.nic.rss.ioctl import EthtoolIoctl, refused
+from flexstream.nic.rss.transport import RssTransport
 
 # Letters of `ethtool -N DEVICE rx-flow-hash tcp4 sdfn`.
 FIELD_LETTERS = dict(zip(FOUR_TUPLE, "sdfn", strict=True))

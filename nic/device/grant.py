@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexstream.errors import ConfigError
-from flexstream.nic.facts import read_facts
-from flexstream.nic.interrupts import own_interrupts
+from flexstream.nic.device.facts import read_facts
+from flexstream.nic.device.interrupts import own_interrupts
 
 QUEUE_FILES = ("rps_cpus", "rps_flow_cnt", "xps_cpus")
 

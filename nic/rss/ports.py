@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flexstream.nic.contract import Steering
-from flexstream.nic.toeplitz import parse_ip, port_hashes, reaches_every_bucket
+from flexstream.nic.rss.toeplitz import parse_ip, port_hashes, reaches_every_bucket
 
 MOST_TRIES = 32  # a bucket of a 128-entry table has about 220 ports of the usual range
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # IPv6 uses the same

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexstream.nic.interrupts import format_cpus, parse_mask
-from flexstream.nic.toeplitz import parse_ip
+from flexstream.nic.device.interrupts import format_cpus, parse_mask
+from flexstream.nic.rss.toeplitz import parse_ip
 
 CAP_NET_ADMIN = 12
 IFF_UP = 1

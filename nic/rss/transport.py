@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flexstream.errors import ConfigError
-from flexstream.nic.rss_ioctl import EthtoolIoctl, Rss, errno_name
+from flexstream.nic.rss.ioctl import EthtoolIoctl, Rss, errno_name
 
 if TYPE_CHECKING:
-    from flexstream.nic.rss_netlink import RssNetlink
+    from flexstream.nic.rss.netlink import RssNetlink
 
 RSS_GET_SINCE = (6, 2)
 
@@ -51,7 +51,7 @@ class RssTransport:
             self.reason = f"RSS_GET came with Linux 6.2, this is {platform.release()}"
             return
         try:
-            from flexstream.nic.rss_netlink import RssNetlink
+            from flexstream.nic.rss.netlink import RssNetlink
         except ImportError:
             if chosen == "netlink":
                 raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flexstream.nic.rss_transport import RssTransport
+from flexstream.nic.rss.transport import RssTransport
 
 # rx_queue_0_packets (virtio, ixgbe, igb), rx-0.packets (i40e), rx0_packets (mlx5), queue_0_rx_cnt (ena), ...
 _NAME = re.compile(r"^(?:rx_queue_|rx-|rx|queue_|ring)(\d+)[_.]?(?:rx_)?(?:packets|cnt|pkts)$")

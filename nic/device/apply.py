@@ -8,11 +8,11 @@ from pathlib import Path
 
 from flexstream.errors import ConfigError
 from flexstream.nic.contract import Change
+from flexstream.nic.device.changes import Applied, Undone, undo_journal
+from flexstream.nic.device.facts import Facts, read_facts
+from flexstream.nic.device.journal import DeviceLock, Journal, left_behind
+from flexstream.nic.device.settings import Settings
 from flexstream.nic.drift import differences, put_back
-from flexstream.nic.facts import Facts, read_facts
-from flexstream.nic.journal import DeviceLock, Journal, left_behind
-from flexstream.nic.plan import Applied, Undone, undo_journal
-from flexstream.nic.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flexstream.errors import ConfigError
-from flexstream.nic.interrupts import parse_cpus
+from flexstream.nic.device.interrupts import parse_cpus
 
 ATTRIBUTE_BYTES = 128  # of union bpf_attr; the kernel accepts more than it knows as long as the rest is zero
 LOG_BYTES = 1 << 20

@@ -31,7 +31,7 @@ from pyroute2.netlink import (
     nla,
 )
 
-from flexstream.nic.rss_ioctl import HASH_FUNCTIONS, Rss
+from flexstream.nic.rss.ioctl import HASH_FUNCTIONS, Rss
 
 ANSWER_LIMIT_S = 3.0
 NLM_F_DUMP_INTR = 0x10

@@ -1,0 +1,1 @@
+"""Which groups should change their worker: pure rules over loads."""

@@ -1,0 +1,1 @@
+"""Programs in the kernel that stand in for a card's table."""

@@ -11,7 +11,7 @@ from flexstream.catalog.sessions import Session, StreamSessions
 from flexstream.query.query import Query
 from flexstream.results.collector import Feed
 from flexstream.rows.stream import TIME_LIMIT, Stream
-from flexstream.state.result_log import ResultLog
+from flexstream.state.results.result_log import ResultLog
 
 MAX_HISTORY = 256
 

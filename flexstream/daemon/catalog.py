@@ -13,7 +13,7 @@ from typing import Any
 from flexstream.errors import ConfigError, FlexStreamError
 from flexstream.query.query import Query
 from flexstream.rows.stream import Stream
-from flexstream.state.segments import sync_directory
+from flexstream.state.results.segments import sync_directory
 
 CATALOG_VERSION = 1
 Sessions = dict[str, list[tuple[str, int]]]  # of each stream

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from flexstream.balance.rebalancer import Rebalancer
     from flexstream.query.query import Query
     from flexstream.rows.stream import Stream
-    from flexstream.state.result_log import ResultLog
+    from flexstream.state.results.result_log import ResultLog
 
 
 class EngineAPI(Protocol):

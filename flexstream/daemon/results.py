@@ -16,13 +16,13 @@ from flexstream.daemon.params import MAX_OFFSET
 from flexstream.daemon.problems import ApiError
 from flexstream.errors import FlexStreamError
 from flexstream.results.export import json_lines
-from flexstream.state.known import column
+from flexstream.state.results.already_logged import column
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from flexstream.daemon.threads import Threads
-    from flexstream.state.result_log import ResultLog
+    from flexstream.state.results.result_log import ResultLog
 
 log = logging.getLogger("flexstream.http")
 BATCH_ROWS = 8192

@@ -24,7 +24,7 @@ from flexstream.rows.stream import Stream
 
 if TYPE_CHECKING:
     from flexstream.daemon.server import Daemon
-    from flexstream.state.result_log import ResultLog
+    from flexstream.state.results.result_log import ResultLog
 
 BODY_TIMEOUT_S = 10.0
 MAX_PLAN_VALUES = 8192  # of a plan in JSON: objects, lists and what is in them

@@ -14,7 +14,7 @@ from flexstream.daemon.problems import ApiError
 from flexstream.ingest.hello import is_name
 from flexstream.staging.room import MOST_STAGES
 from flexstream.staging.service import COMMIT_WAIT_S
-from flexstream.state.applied import DEFAULT_REMEMBER_S
+from flexstream.state.stage.applied import DEFAULT_REMEMBER_S
 
 if TYPE_CHECKING:
     from flexstream.daemon.server import Daemon

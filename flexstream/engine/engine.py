@@ -52,7 +52,7 @@ from flexstream.results.follow_log import read_log
 from flexstream.results.result_rows import LateRows, ResultRows
 from flexstream.rows.stream import Stream
 from flexstream.staging.service import DEFAULT_TIMEOUT_S, Staging
-from flexstream.state.result_log import ResultLog
+from flexstream.state.results.result_log import ResultLog
 
 if TYPE_CHECKING:
     import pyarrow as pa

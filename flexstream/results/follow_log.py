@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from flexstream.state.result_log import ResultLog
+from flexstream.state.results.result_log import ResultLog
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,9 +11,9 @@ from typing import Any
 from flexstream.errors import FlexStreamError
 from flexstream.query.plan import BoundQuery
 from flexstream.query.query import Query
-from flexstream.state.known import last_ends
-from flexstream.state.result_log import ResultLog
-from flexstream.state.room import Room
+from flexstream.state.results.already_logged import last_ends
+from flexstream.state.results.result_log import ResultLog
+from flexstream.state.results.room import Room
 
 log = logging.getLogger("flexstream.results")
 DEFAULT_LATE_BYTES = 256 << 20

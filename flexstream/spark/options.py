@@ -12,7 +12,7 @@ from typing import Any
 from flexstream.client.discovery import Address
 from flexstream.errors import ConfigError
 from flexstream.rows.schema import near_names
-from flexstream.state.applied import DEFAULT_REMEMBER_S
+from flexstream.state.stage.applied import DEFAULT_REMEMBER_S
 
 # Spark hands its own options over together with ours; these it uses itself.
 SPARK_OPTIONS = {

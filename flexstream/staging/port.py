@@ -25,7 +25,7 @@ from flexstream.errors import StageError
 from flexstream.ingest import hello
 from flexstream.staging.room import ROOM_WAIT_S
 from flexstream.staging.stages import Stage, Stages
-from flexstream.state.pages import Bytes, SparePages, page_memory
+from flexstream.state.stage.direct_io import Bytes, SparePages, page_memory
 from flexstream.wire import stage_block
 from flexstream.wire.frames import (
     HEADER_BYTES,

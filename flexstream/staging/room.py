@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from flexstream.errors import StageError
-from flexstream.state.pages import PAGE_BYTES
+from flexstream.state.stage.direct_io import PAGE_BYTES
 
 MOST_STAGES = 65_536  # that wait: each is a file, and some memory
 STAGE_BYTES = PAGE_BYTES  # what a stage takes besides its frames: memory, a file and its name

@@ -4,7 +4,7 @@ The stages are the write-ahead log. A commit is one record in the journal: befor
 counts, from then on all of it does. A thread applies committed batches in the order of the journal, as one in-process
 session per (stream, sink) whose watermark follows the rows that were applied. With a directory a batch is kept until
 every window that it touched is in the result log; a restarted engine applies the kept ones again, and the log leaves
-out what it holds (state/known.py).
+out what it holds (state/results/already_logged.py).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from flexstream.ingest.in_process import Feeder
 from flexstream.rows.stream import TIME_LIMIT
 from flexstream.staging.port import Host, StagePort
 from flexstream.staging.stages import DEFAULT_LIMIT_BYTES, Stage, Stages
-from flexstream.state.applied import DEFAULT_REMEMBER_S
-from flexstream.state.commits import CommitJournal, Record
-from flexstream.state.known import KnownLate, KnownResults
-from flexstream.state.pages import Bytes, SparePages
+from flexstream.state.results.already_logged import KnownLate, KnownResults
+from flexstream.state.stage.applied import DEFAULT_REMEMBER_S
+from flexstream.state.stage.commit_journal import CommitJournal, Record
+from flexstream.state.stage.direct_io import Bytes, SparePages
 from flexstream.wire.frames import WireError
 from flexstream.wire.stage_block import decode
 

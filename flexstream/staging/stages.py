@@ -21,10 +21,10 @@ import numpy as np
 
 from flexstream.errors import StageError
 from flexstream.staging.room import STAGE_BYTES, StageRoom
-from flexstream.state.commits import NAME as JOURNAL_NAME
-from flexstream.state.pages import Bytes
-from flexstream.state.segments import sync_directory
-from flexstream.state.stage import SUFFIX, StageFile, io_error
+from flexstream.state.results.segments import sync_directory
+from flexstream.state.stage.commit_journal import NAME as JOURNAL_NAME
+from flexstream.state.stage.direct_io import Bytes
+from flexstream.state.stage.stage_file import SUFFIX, StageFile, io_error
 from flexstream.wire.stage_block import Block
 
 log = logging.getLogger("flexstream.stages")

@@ -20,9 +20,9 @@ import flexstream as fs
 from flexstream.client.http import Client
 from flexstream.errors import FlexStreamError
 from flexstream.staging.service import Staging
-from flexstream.state.commits import CommitJournal
-from flexstream.state.result_log import ResultLog
-from flexstream.state.stage import StageFile
+from flexstream.state.results.result_log import ResultLog
+from flexstream.state.stage.commit_journal import CommitJournal
+from flexstream.state.stage.stage_file import StageFile
 from flexstream.testing import run
 from tests.property.checks import as_rows, assert_balances, assert_same_results, window_of
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from flexstream.errors import ResultLogError
-from flexstream.state.result_log import ResultLog
+from flexstream.state.results.result_log import ResultLog
 
 SCHEMA = pa.schema([("key", pa.int64()), ("pad", pa.binary(100))])
 
@@ -24,7 +24,7 @@ CHILD = """
 import sys
 from pathlib import Path
 import pyarrow as pa
-from flexstream.state.result_log import ResultLog
+from flexstream.state.results.result_log import ResultLog
 
 schema = pa.schema([("key", pa.int64()), ("pad", pa.binary(100))])
 log = ResultLog(Path(sys.argv[1]), schema, segment_bytes=1 << 20)

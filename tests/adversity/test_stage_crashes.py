@@ -9,7 +9,7 @@ import pytest
 
 import flexstream as fs
 from flexstream.errors import FlexStreamError
-from flexstream.state.stage import StageFile
+from flexstream.state.stage.stage_file import StageFile
 from tests.adversity.staged_daemon import (
     POISON_ROWS,
     STREAM,

@@ -121,7 +121,7 @@ def search(model: Path, folder: Path, defines: list[str], *, optimise: str) -> S
 
 
 def model_of(name: str, project: Path) -> Path:
-    return project / "state" / (re.split(r"[: ]", name)[0] + ".pml")
+    return project / "state" / "models" / (re.split(r"[: ]", name)[0] + ".pml")
 
 
 def mutant_of(name: str) -> str:
@@ -176,6 +176,8 @@ def test_a_seeded_fault_is_found(name: str, searches: dict[str, Future[Search]],
 
 
 def test_every_mutant_of_the_models_is_tried(project: Path) -> None:
-    for model in sorted((project / "state").glob("*.pml")):
+    models = sorted((project / "state").rglob("*.pml"))
+    assert models
+    for model in models:
         mutants = set(re.findall(r"\bM_[A-Z_]+[A-Z]\b", model.read_text()))
         assert mutants == {mutant_of(name) for name in MUTANTS if model_of(name, project) == model}, model.name

@@ -20,7 +20,8 @@ import flexstream as fs
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, ProtocolError, StageError
 from flexstream.staging import room as stage_room
 from flexstream.staging import stages
-from flexstream.state import applied, commits
+from flexstream.state.stage import applied
+from flexstream.state.stage import commit_journal as commits
 from flexstream.testing import run
 from tests.adversity.rig import QUERY, STREAM, address, make_rows, serving
 from tests.property.checks import as_rows, assert_balances, assert_ledger, assert_same_results

@@ -14,7 +14,7 @@ import pyarrow as pa
 import flexstream as fs
 from flexstream import col
 from flexstream.errors import EngineError
-from flexstream.state.result_log import ResultLog
+from flexstream.state.results.result_log import ResultLog
 
 ADS = fs.Stream(
     "ads",

@@ -19,7 +19,7 @@ from flexstream.cli import app, main, send, top
 from flexstream.client.http import Client
 from flexstream.daemon.server import Daemon
 from flexstream.errors import ResultLogError
-from flexstream.state.result_log import ResultLog
+from flexstream.state.results.result_log import ResultLog
 from flexstream.testing.ysb import YSB_STREAM
 from tests.unit.fake_engine import ADS, VIEWS, FakeEngine
 from tests.waiting import WAIT_S

@@ -8,7 +8,7 @@ import pytest
 
 from flexstream.daemon.catalog import Catalog, DataDirLock
 from flexstream.results.cut import Cut
-from flexstream.state.result_log import ResultLog
+from flexstream.state.results.result_log import ResultLog
 
 SIZE = 10
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from flexstream.errors import ResultLogError
-from flexstream.state.result_log import ResultLog
+from flexstream.state.results.result_log import ResultLog
 
 SCHEMA = pa.schema(
     [("window_start", pa.timestamp("ms")), ("key", pa.int64()), ("tag", pa.binary(4)), ("n", pa.int64())]

@@ -10,9 +10,11 @@ import pytest
 
 import flexstream as fs
 from flexstream.errors import StageError
-from flexstream.state import applied, commits, pages
-from flexstream.state.commits import CommitJournal
-from flexstream.state.stage import StageFile
+from flexstream.state.stage import applied
+from flexstream.state.stage import commit_journal as commits
+from flexstream.state.stage import direct_io as pages
+from flexstream.state.stage.commit_journal import CommitJournal
+from flexstream.state.stage.stage_file import StageFile
 from flexstream.wire import stage_block
 from flexstream.wire.frames import HEADER_BYTES, Header, WireError
 

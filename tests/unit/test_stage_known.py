@@ -7,8 +7,8 @@ import pytest
 
 import flexstream as fs
 from flexstream.results.result_rows import LateRows, ResultRows
-from flexstream.state.known import KnownLate, KnownResults
-from flexstream.state.result_log import ResultLog
+from flexstream.state.results.already_logged import KnownLate, KnownResults
+from flexstream.state.results.result_log import ResultLog
 
 KEYS = {"a": "i64", "b": "bytes[5]", "c": "bool", "d": "f64", "e": "u8", "f": "timestamp[us]"}
 

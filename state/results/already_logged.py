@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flexstream.state.result_log import ResultLog
+from flexstream.state.results.result_log import ResultLog
 
 READ_ROWS = 1 << 18
 

@@ -1,4 +1,4 @@
-/* Further lanes of a split group, their slots and connections, for spin. See state/README.md.
+/* Further lanes of a split group, their slots and connections, for spin. See README.md beside it.
  *
  * A producer spreads the rows of a group over its first connection (slot 0) and a further lane (slot 1), each with row
  * numbers of its own. The owner lends one of them, the borrower sends shares and gives it back; meanwhile the lane

@@ -1,4 +1,4 @@
-/* A move of a group whose state needs the order of its rows (order_hash), for spin. See state/README.md.
+/* A move of a group whose state needs the order of its rows (order_hash), for spin. See README.md beside it.
  *
  * Guarantees checked: every fold takes a session's rows in the order of their sequence, on one partial at a time; no
  * row lost, none counted twice, none after its window fired, each window fired exactly once, no deadlock (when nothing

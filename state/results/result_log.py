@@ -22,8 +22,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from flexstream.errors import ResultLogError
-from flexstream.state.room import SMALLEST_SEGMENT_BYTES, Room
-from flexstream.state.segments import (
+from flexstream.state.results.room import SMALLEST_SEGMENT_BYTES, Room
+from flexstream.state.results.segments import (
     FIRST_LIFE,
     Life,
     MemorySegment,

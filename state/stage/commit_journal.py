@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from flexstream.errors import StageError
-from flexstream.state.applied import DEFAULT_REMEMBER_S, AppliedBatches
-from flexstream.state.segments import sync_directory
-from flexstream.state.stage import io_error
+from flexstream.state.results.segments import sync_directory
+from flexstream.state.stage.applied import DEFAULT_REMEMBER_S, AppliedBatches
+from flexstream.state.stage.stage_file import io_error
 
 NAME = "journal"
 REWRITE_BYTES = 1 << 20

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from flexstream.errors import StageError
-from flexstream.state.pages import (
+from flexstream.state.stage.direct_io import (
     PAGE_BYTES,
     Bytes,
     SparePages,

@@ -1,4 +1,4 @@
-/* The protocol that moves, splits and un-splits a group (design section 5), for spin. See state/README.md.
+/* The protocol that moves, splits and un-splits a group, for spin. See README.md beside it.
  *
  * Guarantees checked: no row lost, none counted twice, none after its window fired, each window fired exactly once,
  * at most one owner, no deadlock (when nothing can happen any more, the monitor asserts that everything has).

@@ -1,0 +1,1 @@
+"""The logs that queries write: appended, numbered, kept within bounds."""

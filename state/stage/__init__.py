@@ -1,0 +1,1 @@
+"""Staged rows on the disk, and the journal of what was committed."""

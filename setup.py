@@ -28,7 +28,7 @@ if sanitize:
 
 def extension(source: Path) -> Extension:
     return Extension(
-        f"flexstream.cython_ext.{source.stem}",
+        ".".join(source.with_suffix("").parts),
         [str(source)],
         include_dirs=[f"{SOURCES}/includes"],
         extra_compile_args=compile_args,
@@ -36,14 +36,14 @@ def extension(source: Path) -> Extension:
     )
 
 
-names = sorted(Path(SOURCES).glob("*.pyx"))
+sources = sorted(Path(SOURCES).rglob("*.pyx"))
 if "bdist_wheel" in sys.argv:  # probes are for the tests in the tree
-    names = [source for source in names if source.stem != "probes"]
+    sources = [source for source in sources if source.parent.name != "testing"]
 setup(
     package_dir={"": "."},
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=cythonize(
-        [extension(source) for source in names if not only or source.stem in only],
+        [extension(source) for source in sources if not only or source.stem in only],
         compiler_directives={
             "language_level": 3,
             "boundscheck": debug,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import harness
-from flexstream.cython_ext.solver import Solver
+from flexstream.cython_ext.balance.solver import Solver
 from flexstream.nic.balance.balancer import Limits, Weights, group_percent, plan
 from flexstream.nic.balance.placement_plan import effort
 

@@ -23,7 +23,7 @@ import numpy as np
 import flexstream as fs
 from benchmarks.harness import CACHE, PROJECT
 from flexstream.balance.group_loads import Loads
-from flexstream.cython_ext.worker import now_ns
+from flexstream.cython_ext.worker.worker import now_ns
 from flexstream.nic.balance.balancer import Limits, plan
 
 SAMPLE_S = 0.05  # Flink samples a task so often,
@@ -223,7 +223,7 @@ class Restarting(Triggered):
 def fetching_store() -> Any:
     """native/fetching.pyx, built against this tree when it or the native headers are newer."""
     source = PROJECT / "benchmarks" / "native" / "fetching.pyx"
-    headers = [*(PROJECT / "cython_ext").glob("*.pxd"), *(PROJECT / "cython_ext" / "includes").iterdir()]
+    headers = [*(PROJECT / "cython_ext").rglob("*.pxd"), *(PROJECT / "cython_ext" / "includes").iterdir()]
     newest = max(path.stat().st_mtime for path in [source, *headers])
     folder = CACHE / "fetching"
     built = sorted(folder.glob("fetching.*.so"))

@@ -18,9 +18,9 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from flexstream.cython_ext.includes.native cimport fs_count, fs_i64, fs_load_acquire, fs_now_ns, fs_store_release
-from flexstream.cython_ext.panes cimport STEP_DONE, STEP_WAIT, Context, PaneSet, Query, Step
-from flexstream.cython_ext.program cimport program_run
-from flexstream.cython_ext.queries cimport QueryState
+from flexstream.cython_ext.operators.panes cimport STEP_DONE, STEP_WAIT, Context, PaneSet, Query, Step
+from flexstream.cython_ext.expressions.program cimport program_run
+from flexstream.cython_ext.operators.queries cimport QueryState
 
 cdef extern from *:
     """

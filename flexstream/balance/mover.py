@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flexstream.balance.splits import Split, Splits
-from flexstream.cython_ext.placement import MoveHandle, Placement
-from flexstream.cython_ext.worker import now_ns
+from flexstream.cython_ext.worker.placement import MoveHandle, Placement
+from flexstream.cython_ext.worker.worker import now_ns
 from flexstream.errors import EngineError
 
 STEPS = ("flag", "grace", "sweep", "table", "drain", "adopt", "clear")

@@ -16,7 +16,7 @@ import numpy as np
 from flexstream.balance.history import Entry
 from flexstream.balance.splits import LaneSource
 from flexstream.balance.watch import Floats, LoadSource
-from flexstream.cython_ext.worker import now_ns
+from flexstream.cython_ext.worker.worker import now_ns
 from flexstream.errors import EngineError, FlexStreamError
 from flexstream.nic.balance.placement_plan import SHARE, Limits, plan
 from flexstream.nic.balance.split_rule import Action, SplitRule, Traffic

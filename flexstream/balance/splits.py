@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from flexstream.cython_ext.placement import LoanHandle, Placement
+from flexstream.cython_ext.worker.placement import LoanHandle, Placement
 from flexstream.errors import EngineError
 
 GRACE_S = 5.0

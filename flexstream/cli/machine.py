@@ -196,8 +196,8 @@ def receive_side(root: Path) -> list[Check]:
 def compiled() -> Check:
     """Are the extensions built? Without them nothing runs."""
     folder = Path(__file__).resolve().parent.parent / "cython_ext"
-    wanted = sorted(path.stem for path in folder.glob("*.pyx"))
-    built = {path.name.split(".")[0] for path in folder.glob("*.so")}
+    wanted = sorted(path.stem for path in folder.rglob("*.pyx"))
+    built = {path.name.split(".")[0] for path in folder.rglob("*.so")}
     missing = [name for name in wanted if name not in built]
     if missing or not built:
         advice = "run `pip install -e .` in the source tree, or install a wheel"

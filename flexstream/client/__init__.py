@@ -1,4 +1,4 @@
-"""The control plane of producers: where the server is, who we are to it, and what to do when it is away.
+"""Who sends: producers, where the server is, who they are to it, and what to do when it is away.
 
-Rows never pass through here; they go from `flexstream.client.producer` to the native `flexstream.cython_ext.sender`.
+Rows go from `producer` straight to the native `cython_ext.produce.sender`; the control port's client is `http`.
 """

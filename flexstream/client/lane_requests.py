@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flexstream.cython_ext.further_lanes import MOST, FurtherLanes
+from flexstream.cython_ext.produce.further_lanes import MOST, FurtherLanes
 from flexstream.wire.frames import HEADER_BYTES, FrameType, Header, WireError, lanes_of
 
 log = logging.getLogger("flexstream.producer")

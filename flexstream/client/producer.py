@@ -14,8 +14,8 @@ from flexstream import durations
 from flexstream.client.discovery import Address
 from flexstream.client.session import DEFAULT_REPLAY_BYTES, Session, Settings
 from flexstream.client.stage_session import StageSession
-from flexstream.cython_ext import sender as native
-from flexstream.cython_ext.further_lanes import MOST as MOST_LANES
+from flexstream.cython_ext.produce import sender as native
+from flexstream.cython_ext.produce.further_lanes import MOST as MOST_LANES
 from flexstream.durations import Duration
 from flexstream.errors import BackPressure, ConfigError, ConnectError, FlexStreamError
 from flexstream.rows.stream import TIME_LIMIT, Stream, event_time

@@ -23,9 +23,9 @@ from flexstream.client.discovery import Address, find_data_port
 from flexstream.client.handshake import Hello, Welcome, greet, greet_control, refusal, retryable
 from flexstream.client.lane_requests import LaneKeeper
 from flexstream.client.steering import Ports
-from flexstream.cython_ext import lanes
-from flexstream.cython_ext.further_lanes import MOST
-from flexstream.cython_ext.sender import Sender
+from flexstream.cython_ext.produce import lanes
+from flexstream.cython_ext.produce.further_lanes import MOST
+from flexstream.cython_ext.produce.sender import Sender
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
 from flexstream.rows.stream import Stream
 from flexstream.wire.frames import FRAME_BYTES, HEADER_BYTES, ErrorCode

@@ -1,6 +1,6 @@
 """What each aggregate keeps of a key's rows: which fold, over which argument, in how many 8-byte slots. Pure.
 
-Numbers as in the Fold enum of partial.pxd. A fold's slots are a mergeable partial, whatever variant made it.
+Numbers as in the Fold enum of table.pxd. A fold's slots are a mergeable partial, whatever variant made it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from flexstream.query.expr import Typed
 from flexstream.query.plan import BoundAggregate
 
-MAX_SLOTS = 1024  # of all aggregates of a query; MAX_SLOTS of partial.pxd
+MAX_SLOTS = 1024  # of all aggregates of a query; MAX_SLOTS of table.pxd
 
 FOLDS: dict[tuple[str, str | None], tuple[int, int]] = {
     ("count", None): (0, 0),
@@ -22,7 +22,7 @@ FOLDS: dict[tuple[str, str | None], tuple[int, int]] = {
     ("distinct", "i64"): (13, 2), ("distinct", "bool"): (13, 2), ("distinct", "f64"): (14, 2),
     ("order_hash", "i64"): (15, 1), ("order_hash", "bool"): (15, 1), ("order_hash", "f64"): (16, 1),
 }  # fmt: skip
-MAX_SIDES = 4  # aggregates of a query with a table of their own beside the entries; MAX_SIDES of partial.pxd
+MAX_SIDES = 4  # aggregates of a query with a table of their own beside the entries; MAX_SIDES of table.pxd
 _REAL = ("avg", "stddev")
 
 

@@ -21,7 +21,7 @@ MAX_REGISTERS = 64
 MAX_AGGREGATES = 32
 MAX_KEY_BYTES = 256
 
-# Numbers as in the Op, Fold and KeyForm enums of program.pxd and partial.pxd.
+# Numbers as in the Op, Fold and KeyForm enums of program.pxd and table.pxd.
 LOADS = {
     "i8": 1, "i16": 2, "i32": 3, "i64": 4, "u8": 5, "u16": 6, "u32": 7, "u64": 8, "f32": 9, "f64": 10,
     "bool": 11, "timestamp": 4,

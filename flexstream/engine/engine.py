@@ -28,10 +28,10 @@ from flexstream.catalog.sessions import StreamSessions
 from flexstream.compile.codegen import generate
 from flexstream.compile.lowering import lower
 from flexstream.compile.variants import Variants
-from flexstream.cython_ext.allocator import Allocator
-from flexstream.cython_ext.placement import Placement
-from flexstream.cython_ext.queries import QueryState
-from flexstream.cython_ext.worker import Worker, make_reader_fd
+from flexstream.cython_ext.memory.allocator import Allocator
+from flexstream.cython_ext.operators.queries import QueryState
+from flexstream.cython_ext.worker.placement import Placement
+from flexstream.cython_ext.worker.worker import Worker, make_reader_fd
 from flexstream.durations import Duration
 from flexstream.engine.options import balances, beside, check_data_dir, check_sizes, data_address, worker_cores
 from flexstream.engine.orders import Orders

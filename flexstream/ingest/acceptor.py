@@ -19,7 +19,7 @@ from typing import Any
 
 from flexstream.catalog.entries import StreamPort
 from flexstream.catalog.sessions import Session, SessionRefused
-from flexstream.cython_ext.worker import WorkerEnded
+from flexstream.cython_ext.worker.worker import WorkerEnded
 from flexstream.errors import EngineError
 from flexstream.ingest import hello
 from flexstream.ingest.control_port import ControlPort, say

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flexstream.catalog.sessions import FEED
-from flexstream.cython_ext.partition import by_group
-from flexstream.cython_ext.placement import Placement
+from flexstream.cython_ext.produce.partition import by_group
+from flexstream.cython_ext.worker.placement import Placement
 from flexstream.errors import EngineError
 from flexstream.rows.stream import TIME_LIMIT, event_time
 

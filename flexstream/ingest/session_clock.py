@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from flexstream.catalog.entries import RunningStream
-from flexstream.cython_ext.worker import now_ns
+from flexstream.cython_ext.worker.worker import now_ns
 
 TICK_S = 0.1
 ROOM = 2048  # orders that each mailbox must have room for

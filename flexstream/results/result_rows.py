@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flexstream.cython_ext.partial import null_bits
+from flexstream.cython_ext.operators.table import null_bits
 from flexstream.query.query import BoundQuery
 from flexstream.results.cut import Cut
 from flexstream.rows.schema import Schema

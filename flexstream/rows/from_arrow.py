@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flexstream.cython_ext.columns import pack_columns
+from flexstream.cython_ext.produce.columns import pack_columns
 from flexstream.rows.missing import Given, nulls
 from flexstream.rows.packing import Rows, check_names, convert, pack_given
 from flexstream.rows.schema import Field, Schema

@@ -176,8 +176,8 @@ class Stream:
 
     @cached_property
     def key_hasher(self) -> Any:
-        """The key compiled for hashing: a `flexstream.cython_ext.murmur3.KeyHasher`."""
-        return missing_build.load("murmur3").KeyHasher(self)
+        """The key compiled for hashing: a `flexstream.cython_ext.wire.murmur3.KeyHasher`."""
+        return missing_build.load("wire.murmur3").KeyHasher(self)
 
     def group_of(self, rows: Any, groups: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
         """The group of each row: `pmod(hash(key), groups)` as Spark has it. `rows` as for `Schema.pack`."""
@@ -190,7 +190,7 @@ class Stream:
                 f"groups must be a number from 1 to {MAX_GROUPS}, not {groups!r}", code="bad_groups"
             )
         packed = self.schema.pack(rows)
-        return missing_build.load("murmur3").group_ids(
+        return missing_build.load("wire.murmur3").group_ids(
             packed.view(np.uint8), len(packed), self.schema.row_bytes, self.key_hasher, int(groups)
         )
 

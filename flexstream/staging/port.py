@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flexstream.cython_ext.crc32c import crc32c
+from flexstream.cython_ext.wire.crc32c import crc32c
 from flexstream.errors import StageError
 from flexstream.ingest import hello
 from flexstream.staging.room import ROOM_WAIT_S

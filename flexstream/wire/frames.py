@@ -161,7 +161,7 @@ def frame(
 
 def frame_crc(header: Header, payload: bytes | bytearray | memoryview) -> int:
     """CRC32C over the header with its crc32c field 0, then the payload."""
-    from flexstream.cython_ext.crc32c import crc32c
+    from flexstream.cython_ext.wire.crc32c import crc32c
 
     return crc32c(payload, crc32c(replace(header, crc32c=0).pack()))
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flexstream.cython_ext import stage_rows
-from flexstream.cython_ext.crc32c import crc32c
-from flexstream.cython_ext.stage_rows import StageRows
+from flexstream.cython_ext.produce import stage_rows
+from flexstream.cython_ext.produce.stage_rows import StageRows
+from flexstream.cython_ext.wire.crc32c import crc32c
 from flexstream.wire.frames import (
     MAX_STAGE_FRAME_BYTES,
     STAGE_GROUP,

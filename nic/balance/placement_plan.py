@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flexstream.cython_ext.solver import Solver
+from flexstream.cython_ext.balance.solver import Solver
 from flexstream.errors import ConfigError
 
 SHARE = 100.0  # percent: what each active worker should carry

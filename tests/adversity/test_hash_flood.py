@@ -10,7 +10,7 @@ import pytest
 
 import flexstream as fs
 from flexstream.compile.variant_choices import PLAIN, Choices
-from flexstream.cython_ext.probes import probes_of
+from flexstream.cython_ext.testing.probes import probes_of
 from tests.property.checks import FINISH_S, as_rows
 from tests.property.test_adaptive import functions
 from tests.waiting import wait_until

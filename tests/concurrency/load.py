@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import flexstream as fs
-from flexstream.cython_ext.queries import QueryState
+from flexstream.cython_ext.operators.queries import QueryState
 from flexstream.engine import engine as engine_module
 from flexstream.errors import EngineError, FlexStreamError
 from flexstream.nic.balance.split_rule import SplitConfig

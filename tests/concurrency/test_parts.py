@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.cython_ext.probes import parts_of
+from flexstream.cython_ext.testing.probes import parts_of
 from tests.property.checks import FINISH_S, as_rows
 from tests.waiting import wait_until
 

@@ -19,7 +19,7 @@ MUTANT_SECONDS = 6
 EXIT_CODE = 66
 ADDR_NO_RANDOMIZE = 0x0040000  # <sys/personality.h>
 PACKAGES = ("flexstream", "cython_ext", "nic", "state")
-WITH_RINGS = ("arena", "blocks", "moving", "panes", "placement", "progress", "worker", "worker_loop")
+WITH_RINGS = ("arena", "blocks", "moving", "panes", "placement", "work_item", "worker", "worker_loop")
 RELEASE = "__atomic_store_n(p, v, __ATOMIC_RELEASE)"
 
 pytestmark = pytest.mark.time_limit(280)
@@ -41,7 +41,7 @@ def library() -> str:
 def native_hash(project: Path) -> str:
     digest = hashlib.sha256(sys.version.encode())
     native = project / "cython_ext"
-    sources = [project / "setup.py", *native.glob("*.p[yx][xd]"), *(native / "includes").iterdir()]
+    sources = [project / "setup.py", *native.rglob("*.p[yx][xd]"), *(native / "includes").iterdir()]
     for path in sorted(path for path in sources if path.is_file()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -99,8 +99,8 @@ def mutant(tree: Path) -> Path:
         header.write_text(text.replace(RELEASE, RELEASE.replace("RELEASE", "RELAXED")))
         shutil.rmtree(mutant / "build", ignore_errors=True)
         for name in WITH_RINGS:
-            for built in (mutant / "cython_ext").glob(f"{name}.*.so"):
-                built.unlink()
+            (built,) = (mutant / "cython_ext").rglob(f"{name}.*.so")
+            built.unlink()
         build(mutant, WITH_RINGS)
         (mutant / "built").touch()
     copy_python(tree, mutant)

@@ -14,8 +14,8 @@ import struct
 from typing import Any
 
 from flexstream import Stream
-from flexstream.cython_ext.crc32c import crc32c
-from flexstream.cython_ext.decoder import FrameDecoder
+from flexstream.cython_ext.wire.crc32c import crc32c
+from flexstream.cython_ext.wire.decoder import FrameDecoder
 
 HEADER = struct.Struct("<HBBHHIIQQ")
 SMALL = Stream("s", {"t": "timestamp[ms]", "k": "i32", "x": "u8"}, key="k", time="t")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.cython_ext.queries import QueryState
+from flexstream.cython_ext.operators.queries import QueryState
 from flexstream.engine import engine as engine_module
 from flexstream.errors import EngineError
 from tests.concurrency.load import summed

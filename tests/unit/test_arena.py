@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexstream.cython_ext.probes import ProbeArena
+from flexstream.cython_ext.testing.probes import ProbeArena
 
 CHUNK = 1 << 16
 HEAD = 64 + 4095  # what a chunk costs beyond what was asked for, at most

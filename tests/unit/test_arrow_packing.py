@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import flexstream as fs
-from flexstream.cython_ext.columns import pack_columns
+from flexstream.cython_ext.produce.columns import pack_columns
 from flexstream.errors import SchemaError
 from flexstream.rows.from_arrow import packed_pieces
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexstream.cython_ext.probes import ProbeOutput
+from flexstream.cython_ext.testing.probes import ProbeOutput
 
 ROW = 24
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from flexstream.cython_ext.crc32c import HARDWARE, crc32c, crc32c_portable
+from flexstream.cython_ext.wire.crc32c import HARDWARE, crc32c, crc32c_portable
 
 VECTORS = [
     (b"", 0x00000000),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexstream import Stream
-from flexstream.cython_ext.decoder import FrameDecoder
+from flexstream.cython_ext.wire.decoder import FrameDecoder
 from flexstream.wire.frames import ErrorCode, FrameType, Header, frame
 
 STREAM = Stream("s", {"t": "timestamp[ms]", "k": "i32", "x": "u8"}, key="k", time="t")

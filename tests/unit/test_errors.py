@@ -70,7 +70,7 @@ def test_an_uncompiled_extension_names_the_commands_that_build_it():
 
 def test_a_lazy_name_over_an_uncompiled_extension_explains_itself(monkeypatch):
     def broken(name):
-        raise ModuleNotFoundError(f"No module named {name!r}", name="flexstream.cython_ext.worker")
+        raise ModuleNotFoundError(f"No module named {name!r}", name="flexstream.cython_ext.worker.worker")
 
     monkeypatch.delitem(vars(flexstream), "Engine", raising=False)
     monkeypatch.setattr(flexstream.importlib, "import_module", broken)

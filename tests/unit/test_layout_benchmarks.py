@@ -140,7 +140,7 @@ def test_the_sender_numbers_checksums_and_times_its_frames_as_the_wire_wants(tmp
 
     from benchmarks import workload
     from benchmarks.programs import sender_result, start_sender
-    from flexstream.cython_ext.crc32c import crc32c
+    from flexstream.cython_ext.wire.crc32c import crc32c
 
     frames: dict[int, list[tuple[int, int, bytes]]] = {}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flexstream import Stream
-from flexstream.cython_ext import murmur3
+from flexstream.cython_ext.wire import murmur3
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "murmur3_golden.json").read_text())
 CASES = [pytest.param(case, id="-".join(case["types"])) for case in GOLDEN["cases"]]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexstream.cython_ext.probes import ProbeRing
+from flexstream.cython_ext.testing.probes import ProbeRing
 
 
 def test_messages_come_out_in_the_order_they_went_in() -> None:

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from flexstream.cython_ext import sender as native
-from flexstream.cython_ext.sender import Sender
+from flexstream.cython_ext.produce import sender as native
+from flexstream.cython_ext.produce.sender import Sender
 from flexstream.rows.stream import Stream
 from flexstream.wire.frames import HEADER_BYTES, Flags, FrameType, Header, frame, frame_crc, signed
 

@@ -9,7 +9,7 @@ import pytest
 
 import flexstream as fs
 from flexstream.balance.group_loads import plain
-from flexstream.cython_ext.sketch import KeySketch
+from flexstream.cython_ext.worker.sketch import KeySketch
 
 STREAM = fs.Stream("s", {"t": "timestamp[ms]", "k": "i64", "v": "i32"}, key="k", time="t")
 COUNTERS = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flexstream.cython_ext.solver import Solver
+from flexstream.cython_ext.balance.solver import Solver
 
 
 def solve(solver: Solver, weight: np.ndarray, placement: np.ndarray, **options: int) -> tuple[float, np.ndarray]:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from flexstream.cython_ext.probes import ProbeTable
+from flexstream.cython_ext.testing.probes import ProbeTable
 
 GOLDEN = 0x9E3779B97F4A7C15
 WORD = 1 << 64

@@ -1,0 +1,1 @@
+"""Operator programs: what filters, maps and arguments compute, a block at a time."""

@@ -1,6 +1,0 @@
-# Further lanes of groups that are hotter than a core, and what Python asks about lanes.
-
-from flexstream.cython_ext.lanes cimport Lanes
-
-cdef class FurtherLanes(Lanes):
-    pass

@@ -1,0 +1,1 @@
+"""Rings, arenas, blocks and the thread that fills them ahead of time: nothing above allocates."""

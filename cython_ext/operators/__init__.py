@@ -1,0 +1,1 @@
+"""Windows and their state: tables, panes, firing, and the variants that fill them."""

@@ -1,0 +1,118 @@
+"""See compiled_variant.pxd."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from flexstream.cython_ext.operators.dense_pane cimport dense_front
+from flexstream.cython_ext.operators.dense_front cimport Front
+from flexstream.cython_ext.includes.native cimport (
+    FS_TIME_LIMIT, fs_count, fs_load_acquire, fs_store_relaxed, fs_thread_cpu_ns,
+)
+from flexstream.cython_ext.operators.generic_variant cimport generic_kernel
+from flexstream.cython_ext.operators.panes cimport STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end
+
+cdef enum:
+    GENERIC_ROWS = 64         # given to the generic variant at a stop: new keys and panes come in bunches
+    TIMED_EVERY = 32          # of that many batches the clock is read for one
+    TELLING = 256             # rows that say how many pass
+
+
+cdef inline void show_pane(Query *query, Context *context, PaneSet *panes, Pane *pane,
+                           fs_pane_view *view) noexcept nogil:
+    """A pane that rows may simply be added to. The generic variant marks one whose window has fired, and knows what to
+    forget when rows come for one that was merged."""
+    cdef Front *front
+    cdef int64_t end
+    view.start = 0
+    view.span = 0
+    view.range = 0
+    if pane == NULL or pane.start < panes.rolled_until or (query.lateness > 0 and first_end(query, pane.start) <= panes.fired_until):
+        return
+    view.start = pane.start if pane.start > -FS_TIME_LIMIT else -FS_TIME_LIMIT
+    end = pane.start + query.pane
+    if end > context.latest + 1:       # later times are rejected, which the generic variant does
+        end = context.latest + 1
+    if end <= view.start:
+        return
+    view.span = <uint64_t> (end - view.start)
+    view.entries = pane.table.entries
+    view.mask = pane.table.capacity - 1
+    view.shift = pane.table.shift
+    view.limit = pane.table.limit
+    view.multiplier = pane.table.multiplier
+    view.reach = pane.table.reach
+    view.used = &pane.table.used
+    view.reserved = &pane.table.reserved
+    front = dense_front(query, context, pane)
+    if front != NULL:
+        view.dense = front.array.entries
+        view.base = front.array.base
+        view.range = front.array.range
+        view.touched = front.touched
+        view.touched_limit = front.capacity
+
+
+cdef inline uint32_t run_batch(Query *query, fs_variant run, const unsigned char *rows, uint32_t n,
+                               fs_view *view) noexcept nogil:
+    """The compiled variant over a batch, timed now and then."""
+    cdef uint64_t started
+    cdef uint32_t some
+    query.batches += 1
+    if query.batches % TIMED_EVERY:
+        return run(rows, n, view)
+    started = fs_thread_cpu_ns()     # not the wall clock: who waits for the core is not slow
+    some = run(rows, n, view)
+    fs_count(&query.counters.timed_ns, fs_thread_cpu_ns() - started)
+    fs_count(&query.counters.timed_rows, some)
+    return some
+
+
+cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
+                         uint32_t n) noexcept nogil:
+    """The compiled variant as far as it goes, the generic one for what it leaves, in row order.
+
+    STEP_WAIT: `context.done` rows were finished; call again with the rest.
+    """
+    cdef fs_variant run = <fs_variant> <void *> fs_load_acquire(&query.variant)
+    cdef fs_view view
+    cdef uint32_t done = 0
+    cdef uint32_t some
+    context.done = 0
+    if run == NULL or query.failed:
+        return generic_kernel(query, context, panes, rows, n)
+    view.overflow = 0
+    view.empty = query.layout.empty
+    view.profile = query.profile
+    view.session = context.session
+    while True:
+        show_pane(query, context, panes, panes.recent, &view.pane[0])
+        show_pane(query, context, panes, panes.previous, &view.pane[1])
+        view.passing = query.passing
+        view.sequence = context.sequence + context.batch_from + done
+        some = run_batch(query, run, rows + <uint64_t> done * query.row_bytes, n - done, &view)
+        if some:
+            fs_count(&query.counters.rows, some)
+            fs_count(&query.counters.filtered, view.filtered)
+            fs_count(&query.counters.compiled_rows, some)
+            fs_count(&query.counters.outside, view.outside)
+            fs_count(&query.counters.fresh_keys, view.fresh)
+            if view.overflow:
+                fs_store_relaxed(&query.failed, 1)
+        if some >= TELLING:
+            query.passing = 1024 * (some - view.filtered) // some
+        done += some
+        if done == n:
+            return STEP_DONE
+        some = GENERIC_ROWS if n - done > GENERIC_ROWS else n - done
+        context.late_from = done
+        if generic_kernel(query, context, panes, rows + <uint64_t> done * query.row_bytes, some) == STEP_WAIT:
+            context.late_from = 0
+            context.done = done
+            return STEP_WAIT
+        context.late_from = 0
+        done += some
+        if done == n:
+            return STEP_DONE
+
+
+def abi_version():
+    return FS_ABI_VERSION

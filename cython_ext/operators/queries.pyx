@@ -1,0 +1,283 @@
+"""Builds the native state of a query from its lowered plan."""
+
+from libc.math cimport INFINITY, NAN
+from libc.stdint cimport INT64_MAX, INT64_MIN, UINT64_MAX, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+
+from flexstream.cython_ext.memory.allocator cimport Allocator
+from flexstream.cython_ext.memory.blocks cimport output_bytes, output_destroy, output_init
+from flexstream.cython_ext.operators.dense_front cimport DensePlan
+from flexstream.cython_ext.includes.native cimport fs_minus, fs_load_relaxed, fs_store_release
+from flexstream.cython_ext.operators.merging cimport layout_invertible
+from flexstream.cython_ext.operators.panes cimport (
+    FS_BUCKETS, FS_PREDICATES, PaneSet, Query, end_after, first_end, fs_profile, last_end, query_init,
+)
+from flexstream.cython_ext.operators.table cimport (
+    FOLD_DISTINCT_I, FOLD_FIRST, FOLD_LAST, FOLD_ORDER_I, FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I,
+    KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side,
+)
+from flexstream.cython_ext.expressions.program cimport BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free
+from flexstream.cython_ext.operators.rolling cimport KEPT_PANES, STACKED_PANES
+from flexstream.cython_ext.operators.compiled_variant cimport variant_kernel
+
+RESULT_BLOCK_ROWS = 384
+BLOCKS_PER_CHUNK = 4
+FAILURES = {
+    1: "an integer sum passed the range of int64",
+    2: "rows of a group were taken by two workers at once, and order_hash needs them in one order; please report it",
+}
+
+
+cdef build_layout(Layout *layout, lowered):
+    cdef uint32_t at = 0
+    cdef uint32_t slot
+    cdef double start
+    layout.n_key_fields = len(lowered.key)
+    for i, (offset, size, form) in enumerate(lowered.key):
+        layout.key[i].offset = offset
+        layout.key[i].size = size
+        layout.key[i].form = form
+        layout.key[i].at = at
+        at += size
+    layout.key_bytes = at
+    layout.key_words = (at + 7) // 8
+    layout.simple_key = len(lowered.key) == 1 and at == 8 and layout.key[0].form == KEY_RAW
+    slot = 1 + layout.key_words
+    layout.empty[0] = USED_BIT
+    layout.n_aggregates = len(lowered.folds)
+    for i, fold in enumerate(lowered.folds):
+        layout.aggregates[i].fold = fold.fold
+        layout.aggregates[i].register_ = fold.register
+        layout.aggregates[i].slot = slot if fold.slots else 0
+        if fold.fold == FOLD_MIN_I:
+            layout.empty[slot] = <uint64_t> INT64_MAX
+        elif fold.fold == FOLD_MAX_I:
+            layout.empty[slot] = <uint64_t> INT64_MIN
+        elif fold.fold == FOLD_MIN_F:
+            start = NAN         # the greatest, so that any value replaces it
+            memcpy(&layout.empty[slot], &start, 8)
+        elif fold.fold == FOLD_MAX_F:
+            start = -INFINITY
+            memcpy(&layout.empty[slot], &start, 8)
+        elif fold.fold == FOLD_FIRST:
+            layout.empty[slot + 1] = <uint64_t> INT64_MAX       # later than any row
+        elif fold.fold == FOLD_LAST:
+            layout.empty[slot + 1] = <uint64_t> INT64_MIN
+        slot += fold.slots
+    layout.stride = slot * 8
+
+
+cdef build_sides(Query *query, lowered):
+    """Tables of (key, one more word) beside the panes' own, for the aggregates that need one (side_tables.pxd)."""
+    cdef uint32_t n = 0
+    cdef Side *side
+    chosen = [i for i, fold in enumerate(lowered.folds) if fold.fold >= <int> FOLD_DISTINCT_I]
+    if len(chosen) > <int> MAX_SIDES:
+        raise ValueError(f"the query needs {len(chosen)} side tables, more than {<int> MAX_SIDES}")
+    query.sides = <Side *> calloc(len(chosen) + 1, sizeof(Side))
+    if query.sides == NULL:
+        raise MemoryError("no memory for a query's side tables")
+    for i in chosen:
+        side = &query.sides[n]
+        side.fold = lowered.folds[i].fold
+        side.register_ = lowered.folds[i].register
+        side.slot = query.layout.aggregates[<int> i].slot
+        side.layout.key_words = query.layout.key_words + 1
+        side.layout.key_bytes = 8 * side.layout.key_words
+        side.layout.stride = 8 * (1 + side.layout.key_words)
+        side.layout.empty[0] = USED_BIT
+        if side.fold >= <uint32_t> FOLD_ORDER_I:        # the session's hash
+            side.layout.stride += 8
+            query.ordered = True
+        n += 1
+    query.n_sides = n
+
+
+cdef class QueryState:
+    """`bound` and `lowered` say what to run; `max_chunks` is the cap on unread output."""
+
+    def __cinit__(self, int query_id, bound, lowered, int groups, Allocator allocator, *, int max_chunks=64,
+                  int batch_bytes=65536):
+        cdef Query *query = <Query *> calloc(1, sizeof(Query))
+        if query == NULL:
+            raise MemoryError("no memory for a query")
+        self.query = query
+        self.bound = bound
+        self.plans = []
+        stream = bound.query.stream
+        self.program = program_build(lowered.instructions, lowered.registers, stream.schema.row_bytes)
+        query.id = query_id
+        query.groups = groups
+        query.row_bytes = stream.schema.row_bytes
+        query.time_offset = stream.time_field.offset
+        query.size = bound.size
+        query.slide = bound.slide
+        query.pane = bound.pane
+        query.lateness = bound.allowed_lateness
+        query.ended_until = INT64_MIN
+        query.kernel = variant_kernel
+        query.program = self.program
+        query.profile = <fs_profile *> calloc(1, sizeof(fs_profile))
+        if query.profile == NULL:
+            raise MemoryError("no memory for a query's profile")
+        build_layout(&query.layout, lowered)
+        build_sides(query, lowered)
+        query.invertible = query.n_sides == 0 and layout_invertible(&query.layout)
+        query.stacked = query.n_sides == 0 and not query.invertible and query.size // query.pane > STACKED_PANES
+        query.keeps = (query.invertible or query.stacked) and query.size // query.pane > KEPT_PANES
+        query.sets = <PaneSet *> calloc(groups, sizeof(PaneSet))
+        if query.sets == NULL:
+            raise MemoryError("no memory for a query's panes")
+        query_init(query)
+        query.counters.rows_before = UINT64_MAX
+        result_bytes = 16 + query.layout.key_bytes + 8 * query.layout.n_aggregates + 8
+        late_rows = max(8, min(<int> BATCH, batch_bytes // <int> query.row_bytes))
+        if not output_init(&query.results, result_bytes, RESULT_BLOCK_ROWS, BLOCKS_PER_CHUNK, max_chunks,
+                           allocator.wake_fd):
+            raise MemoryError("no memory for a query's results")
+        if not output_init(&query.late, query.row_bytes + 8, late_rows, BLOCKS_PER_CHUNK, max_chunks,
+                           allocator.wake_fd):
+            raise MemoryError("no memory for a query's late rows")
+
+    def __dealloc__(self):
+        if self.query != NULL:
+            output_destroy(&self.query.results)
+            output_destroy(&self.query.late)
+            free(self.query.sets)
+            free(self.query.profile)
+            free(self.query.sides)
+            while self.plans:
+                free(<void *> <size_t> self.plans.pop())
+            free(self.query)
+        program_free(self.program)
+
+    def counters(self):
+        cdef Query *query = self.query
+        return {
+            "rows": fs_load_relaxed(&query.counters.rows),
+            "filtered": fs_load_relaxed(&query.counters.filtered),
+            "late": fs_load_relaxed(&query.counters.late),
+            "rejected": {
+                "overflow": fs_load_relaxed(&query.counters.no_value[<int> BAD_OVERFLOW]),
+                "division_by_zero": fs_load_relaxed(&query.counters.no_value[<int> BAD_DIVISION]),
+                "cast": fs_load_relaxed(&query.counters.no_value[<int> BAD_CAST]),
+                "time_range": fs_load_relaxed(&query.counters.time_range),
+                "future": fs_load_relaxed(&query.counters.future),
+                "state_full": fs_load_relaxed(&query.counters.state_full),
+                "query_failed": fs_load_relaxed(&query.counters.after_failure),
+            },
+            "windows_fired": fs_load_relaxed(&query.counters.windows_fired),
+            "results": fs_load_relaxed(&query.counters.results),
+            "compiled_rows": fs_load_relaxed(&query.counters.compiled_rows),
+            "outside": fs_load_relaxed(&query.counters.outside),
+            "fresh_keys": fs_load_relaxed(&query.counters.fresh_keys),
+            "timed_rows": fs_load_relaxed(&query.counters.timed_rows),
+            "timed_ns": fs_load_relaxed(&query.counters.timed_ns),
+            "open_windows": fs_load_relaxed(&query.counters.open_panes),
+        }
+
+    def accepted(self, received):
+        """Of `received` rows of the stream on its worker, those that came after the query; none before it has come."""
+        cdef uint64_t before = fs_load_relaxed(&self.query.counters.rows_before)
+        return 0 if before == UINT64_MAX else received - before
+
+    def cancel(self):
+        """It fires nothing and takes no row from here on, whatever it is in the middle of; DROP_QUERY follows."""
+        fs_store_release(&self.query.cancelled, 1)
+
+    def restore(self, ends):
+        """{group: the end of the last window that fired before a restart}. Before a worker has the query.
+
+        What fired has fired: rows that have no later window are late.
+        """
+        cdef PaneSet *panes
+        for group, end in ends.items():
+            panes = &self.query.sets[<uint32_t> group]
+            panes.watermark = panes.fired_until = panes.restored_until = end
+            panes.late_before = panes.restored_until - self.query.size + self.query.slide
+
+    def use_variant(self, size_t function):
+        """Run the compiled variant from the next batch on; 0: the generic one. The code must stay loaded."""
+        fs_store_release(&self.query.variant, function)
+
+    def use_range(self, int64_t base, uint64_t size):
+        """Panes that fill from now on have a dense array for keys from `base` to `base + size - 1`; 0: none."""
+        cdef DensePlan *plan = NULL
+        if size:
+            if size > <uint64_t> 1 << 31:
+                raise ValueError(f"a dense range of {size} keys is too large")
+            plan = <DensePlan *> calloc(1, sizeof(DensePlan))
+            if plan == NULL:
+                raise MemoryError("no memory for a dense range")
+            plan.base = <uint64_t> base
+            plan.range = size
+            self.plans.append(<size_t> plan)        # workers may read an older one at any time
+        fs_store_release(&self.query.dense.plan, <size_t> plan)
+
+    def clear_profile(self):
+        """Before an instrumented variant runs; not while one does."""
+        memset(self.query.profile, 0, sizeof(fs_profile))
+        self.query.profile.least = INT64_MAX
+        self.query.profile.most = INT64_MIN
+
+    def profile(self):
+        """What the instrumented variant has counted so far."""
+        cdef fs_profile *profile = self.query.profile
+        cdef int i
+        return {
+            "rows": fs_load_relaxed(&profile.rows),
+            "passed": [fs_load_relaxed(&profile.passed[i]) for i in range(<int> FS_PREDICATES)],
+            "keys": fs_load_relaxed(&profile.keys),
+            "least": <int64_t> fs_load_relaxed(<uint64_t *> &profile.least),
+            "most": <int64_t> fs_load_relaxed(<uint64_t *> &profile.most),
+            "buckets": [fs_load_relaxed(&profile.bucket[i]) for i in range(<int> FS_BUCKETS)],
+        }
+
+    @property
+    def output_bytes(self):
+        """Memory for results and late rows on their way to the logs. It is not part of the bound on window state."""
+        return output_bytes(&self.query.results) + output_bytes(&self.query.late)
+
+    @property
+    def ordered(self):
+        """Whether it needs a group's rows in the order of arrival."""
+        return self.query.ordered
+
+    @property
+    def failed(self):
+        """Why the query stopped, or None."""
+        return FAILURES.get(fs_load_relaxed(&self.query.failed))
+
+    @property
+    def ended_until(self):
+        """The last end of a window that fired when the stream had ended; None: there was none."""
+        cdef int64_t end = <int64_t> fs_load_relaxed(<uint64_t *> &self.query.ended_until)
+        return None if end == INT64_MIN else end
+
+    def open_runs(self):
+        """{group: [(first end, last end), ...]}: all windows that have rows and have not fired, in runs of windows that
+        follow each other. Only when the worker has ended.
+        """
+        cdef PaneSet *panes
+        cdef uint32_t g, i
+        cdef int64_t first, last, low, high
+        found = {}
+        for g in range(self.query.groups):
+            panes = &self.query.sets[g]
+            runs = []
+            low = high = INT64_MIN
+            for i in range(panes.n):
+                first = max(first_end(self.query, panes.panes[i].start), end_after(self.query, panes.fired_until))
+                last = last_end(self.query, panes.panes[i].start)
+                if first > last:
+                    continue
+                if high == INT64_MIN or fs_minus(first, self.query.slide) > high:
+                    if high != INT64_MIN:
+                        runs.append((low, high))
+                    low = first
+                high = last
+            if high != INT64_MIN:
+                runs.append((low, high))
+                found[g] = runs
+        return found

@@ -1,0 +1,1 @@
+"""The producer's side: rows by group into frames, lanes and sockets."""

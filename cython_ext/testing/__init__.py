@@ -1,0 +1,1 @@
+"""For tests in the tree only: native parts as Python objects."""

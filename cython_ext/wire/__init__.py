@@ -1,0 +1,1 @@
+"""Bytes of the line: decoding frames, checksums, and the hash from key to group."""

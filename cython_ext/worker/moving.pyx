@@ -1,0 +1,499 @@
+"""See moving.pxd."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from flexstream.cython_ext.memory.arena cimport arena_size
+from flexstream.cython_ext.wire.decoder cimport FAULT_FENCED, FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
+from flexstream.cython_ext.operators.dense_pane cimport dense_settle_all
+from flexstream.cython_ext.includes.linux cimport (
+    EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, epoll_event, errno, send, write,
+)
+from flexstream.cython_ext.includes.moves cimport FS_MOVES
+from flexstream.cython_ext.includes.native cimport (
+    fs_count, fs_fence, fs_fetch_sub, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
+)
+from flexstream.cython_ext.memory.messages cimport ADOPT, BORROW, DRAINED, GIVE_BACK, SHARE, SOCKET
+from flexstream.cython_ext.operators.panes cimport pane_bytes, panes_absorb, panes_reset, query_flush
+from flexstream.cython_ext.operators.rolling cimport rolling_release
+from flexstream.cython_ext.worker.work_item cimport (
+    begin_advance, begin_revision, close_connection, detach, note_session, push_limbo,
+)
+from flexstream.cython_ext.memory.ring cimport Message, Ring, ring_empty, ring_free_slots, ring_pop, ring_push
+from flexstream.cython_ext.worker.shared cimport Flags, Loan, MovedQuery, MovedStream, Share
+from flexstream.cython_ext.worker.splitting cimport absorb_share, borrow, take_back
+from flexstream.cython_ext.worker.worker cimport SESSION_NONE
+
+cdef enum:
+    DEFERRED = 1                  # StreamState.deferred: revisions first,
+    DEFERRED_WATERMARK = 2        # then what the watermark has passed
+
+
+cdef inline Ring *ring_to(WorkerState *worker, uint32_t target) noexcept nogil:
+    return &worker.shared.rings[<size_t> worker.index * worker.shared.n_workers + target]
+
+
+cdef inline Ring *ring_from(WorkerState *worker, uint32_t source) noexcept nogil:
+    return &worker.shared.rings[<size_t> source * worker.shared.n_workers + worker.index]
+
+
+cdef void wake(WorkerState *worker, uint32_t target) noexcept nogil:
+    cdef uint64_t one = 1
+    fs_fence()
+    if fs_load_relaxed(worker.shared.sleeping[target]):
+        if write(worker.shared.wake_fd[target], &one, 8) < 0:
+            return          # readable already: it is awake
+
+
+cdef bint tell(WorkerState *worker, uint32_t target, uint32_t kind, void *ptr) noexcept nogil:
+    cdef Message message
+    memset(&message, 0, sizeof(message))
+    message.kind = kind
+    message.ptr = ptr
+    return ring_push(ring_to(worker, target), &message)
+
+
+cdef uint64_t ring_room(WorkerState *worker, uint32_t target) noexcept nogil:
+    """Messages that may be sent and still leave room for every move."""
+    cdef uint64_t free_slots = ring_free_slots(ring_to(worker, target))
+    cdef uint64_t moves = 2 * <uint64_t> worker.shared.groups
+    return free_slots - moves if free_slots > moves else 0
+
+
+cdef void quiescent(WorkerState *worker) noexcept nogil:
+    """Nothing that was read from the flags before is in use any more."""
+    cdef Flags *flags
+    if not FS_MOVES:
+        return
+    flags = <Flags *> <void *> fs_load_acquire(&worker.shared.flags)
+    if flags != worker.flags:
+        worker.flags = flags
+        fs_store_release(&worker.seen, flags.version)
+
+
+# Sockets
+
+
+cdef bint waits_for_order(const WorkerState *worker, const StreamState *stream, uint32_t group) noexcept nogil:
+    """Whether the group's rows must stay unread here until its old owner has drained: a query needs their order."""
+    cdef uint32_t q
+    if not worker.awaiting[group]:
+        return False
+    for q in range(stream.n_queries):
+        if stream.queries[q].ordered:
+            return True
+    return False
+
+
+cdef void attach(WorkerState *worker, Connection *connection) noexcept nogil:
+    """Link it in. Assumes: it was detached, or is new."""
+    cdef StreamState *stream = worker.streams[connection.stream]
+    stream.connection[<size_t> connection.group * stream.max_sessions + connection.slot] = connection
+    connection.previous = NULL
+    connection.next = worker.connections
+    if worker.connections != NULL:
+        worker.connections.previous = connection
+    worker.connections = connection
+    fs_store_relaxed(&worker.n_connections, worker.n_connections + 1)
+
+
+cdef void serve_from_now(WorkerState *worker, Connection *connection) noexcept nogil:
+    cdef epoll_event event
+    event.events = EPOLLIN
+    event.data.ptr = connection
+    if epoll_ctl(worker.epoll_fd, EPOLL_CTL_ADD, connection.fd, &event) != 0:
+        close_connection(worker, connection, -errno)
+
+
+cdef void add_connection(WorkerState *worker, Connection *connection) noexcept nogil:
+    """Fence an older connection of the same session and group, say which row is wanted next, begin to serve."""
+    cdef StreamState *stream = worker.streams[connection.stream]
+    cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
+    cdef uint64_t next_row
+    if stream.connection[at] != NULL:
+        close_connection(worker, stream.connection[at], FAULT_FENCED)
+    next_row = stream.next_row[at]
+    connection.session = stream.session_number[connection.slot]
+    connection.decoder.next_row = next_row
+    connection.acked_row = next_row
+    attach(worker, connection)
+    if stream.session_state[connection.slot] == SESSION_NONE:
+        close_connection(worker, connection, FAULT_NO_SESSION)
+        return
+    if worker.stopping:
+        close_connection(worker, connection, FAULT_SHUTTING_DOWN)
+        return
+    memcpy(connection.hello_ack + 24, &next_row, 8)
+    if send(connection.fd, connection.hello_ack, connection.hello_ack_n, MSG_DONTWAIT | MSG_NOSIGNAL) \
+            != <int64_t> connection.hello_ack_n:
+        close_connection(worker, connection, -errno)
+    else:
+        serve_from_now(worker, connection)
+
+
+cdef void take_socket(WorkerState *worker, Connection *connection) noexcept nogil:
+    """Of the acceptor, or forwarded: serve it, keep it until the group is adopted, or send it to whoever serves it."""
+    cdef StreamState *stream = worker.streams[connection.stream]
+    cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
+    cdef uint32_t owner
+    if stream.owned[connection.group] and waits_for_order(worker, stream, connection.group):
+        connection.next = worker.parked
+        worker.parked = connection
+        return
+    if stream.borrowed[at] or (stream.owned[connection.group] and not stream.lent[at]):
+        add_connection(worker, connection)
+        return
+    if stream.owned[connection.group]:
+        owner = stream.lent[at] - 1
+    else:
+        owner = <uint32_t> fs_load_acquire(&worker.shared.placement[connection.group])
+    if owner == worker.index:
+        connection.next = worker.parked
+        worker.parked = connection
+    elif ring_room(worker, owner):
+        tell(worker, owner, SOCKET, connection)
+        wake(worker, owner)
+    else:
+        connection.next = worker.held_sockets
+        worker.held_sockets = connection
+
+
+cdef void take_sockets(WorkerState *worker, Connection **kept) noexcept nogil:
+    """All that were kept in the list; those that must still wait are kept again."""
+    cdef Connection *connection = kept[0]
+    cdef Connection *following
+    kept[0] = NULL
+    while connection != NULL:
+        following = connection.next
+        take_socket(worker, connection)
+        connection = following
+
+
+cdef bint is_stranger(const WorkerState *worker, const Connection *connection) noexcept nogil:
+    """Whether the connection's session has ended, and another may have the slot, since it was detached."""
+    cdef const StreamState *stream = worker.streams[connection.stream]
+    return stream.session_state[connection.slot] == SESSION_NONE \
+        or stream.session_number[connection.slot] != connection.session
+
+
+cdef void turn_away(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil:
+    """Give a connection that is not attached here to Python, which tells the peer why and closes the socket."""
+    connection.closed_why = why
+    connection.previous = NULL
+    connection.next = worker.limbo
+    worker.limbo = connection
+
+
+cdef void take_over(WorkerState *worker, Connection **handed) noexcept nogil:
+    """Serve the connections of a parcel, which another worker has detached."""
+    cdef Connection *connection = handed[0]
+    cdef Connection *following
+    handed[0] = NULL
+    while connection != NULL:
+        following = connection.next
+        if is_stranger(worker, connection):
+            turn_away(worker, connection, 0 if connection.decoder.ended else FAULT_NO_SESSION)
+            connection = following
+            continue
+        attach(worker, connection)
+        if worker.stopping:
+            close_connection(worker, connection, FAULT_SHUTTING_DOWN)
+        else:
+            serve_from_now(worker, connection)
+        connection = following
+
+
+cdef void give_back_list(WorkerState *worker, Connection **kept) noexcept nogil:
+    cdef Connection *connection = kept[0]
+    cdef Connection *following
+    kept[0] = NULL
+    while connection != NULL:
+        following = connection.next
+        turn_away(worker, connection, FAULT_SHUTTING_DOWN)
+        connection = following
+
+
+cdef void give_back_sockets(WorkerState *worker) noexcept nogil:
+    """The worker ends: what it kept for later goes back to Python."""
+    cdef Move *move = worker.adopting
+    give_back_list(worker, &worker.parked)
+    give_back_list(worker, &worker.held_sockets)
+    while move != NULL:
+        give_back_list(worker, &move.connections)
+        move = move.next
+    push_limbo(worker)
+
+
+cdef void take_over_unordered(WorkerState *worker, Move *move) noexcept nogil:
+    """Serve the parcel's connections, but for those that wait for the old owner: they stay in it."""
+    cdef Connection *connection = move.connections
+    cdef Connection *following
+    cdef Connection *ready = NULL
+    move.connections = NULL
+    while connection != NULL:
+        following = connection.next
+        if waits_for_order(worker, worker.streams[connection.stream], move.group):
+            connection.next = move.connections
+            move.connections = connection
+        else:
+            connection.next = ready
+            ready = connection
+        connection = following
+    take_over(worker, &ready)
+
+
+cdef Position position_of(const PaneSet *panes) noexcept nogil:
+    cdef Position position
+    position.watermark = panes.watermark
+    position.late_before = panes.late_before
+    position.fired_until = panes.fired_until
+    position.restored_until = panes.restored_until
+    position.usual_keys = panes.usual_keys
+    return position
+
+
+cdef void begin_at(PaneSet *panes, const Position *position) noexcept nogil:
+    """Fresh partials that go on where another worker is, or later: windows may have been closed here meanwhile."""
+    cdef Position known = position_of(panes)
+    panes_reset(panes)
+    panes.watermark = max(position.watermark, known.watermark)
+    panes.late_before = max(position.late_before, known.late_before)
+    panes.fired_until = max(position.fired_until, known.fired_until)
+    panes.restored_until = max(position.restored_until, known.restored_until)
+    panes.usual_keys = position.usual_keys
+
+
+# The old owner
+
+
+cdef void sweep_stream(WorkerState *worker, StreamState *stream, Move *move, MovedStream *moved) noexcept nogil:
+    cdef size_t at = <size_t> move.group * stream.max_sessions
+    cdef uint32_t slot, q
+    cdef Connection *connection
+    fs_store_relaxed(&stream.owned[move.group], 0)
+    stream.deferred[move.group] = 0
+    stream.ends_due[move.group] = 0
+    moved.slots = stream.slots_high
+    moved.watermark = stream.watermark[move.group]
+    for slot in range(stream.slots_high):
+        connection = stream.connection[at + slot]
+        if connection != NULL:
+            detach(worker, connection)
+            connection.next = move.connections
+            move.connections = connection
+            move.n_connections += 1
+        moved.session_number[slot] = stream.session_number[slot]
+        moved.session_watermark[slot] = stream.session_watermark[at + slot]
+        moved.next_row[slot] = stream.next_row[at + slot]
+        moved.counted[slot] = stream.counted[at + slot]
+    moved.n_queries = stream.n_queries
+    for q in range(stream.n_queries):
+        moved.queries[q].id = stream.queries[q].id
+        moved.queries[q].absorbed = False
+        moved.queries[q].position = position_of(&stream.queries[q].sets[move.group])
+
+
+cdef void sweep(WorkerState *worker, Move *move) noexcept nogil:
+    """Sessions, sockets and positions of the group go to the new owner. Assumes: nothing is being worked on."""
+    cdef uint32_t s
+    for s in range(worker.n_streams):
+        sweep_stream(worker, worker.streams[s], move, &move.streams[s])
+    move.n_streams = worker.n_streams
+    move.swept_ns = fs_now_ns()
+    tell(worker, move.target, ADOPT, move)
+    wake(worker, move.target)
+
+
+cdef uint64_t bytes_of_pane(const Query *query, const Pane *pane) noexcept nogil:
+    """In the arena, with all its parts."""
+    cdef uint64_t total = 0
+    cdef uint32_t d
+    while pane != NULL:
+        total += arena_size(pane_bytes(query)) + arena_size(pane.table.bytes)
+        for d in range(query.n_sides):
+            if pane.sides[d].entries != NULL:
+                total += arena_size(pane.sides[d].bytes)
+        pane = pane.also
+    return total
+
+
+cdef void count_panes(Move *move, const Query *query, const PaneSet *panes) noexcept nogil:
+    cdef uint32_t i
+    cdef const Pane *part
+    if panes.room != NULL:
+        move.bytes += arena_size(panes.capacity * sizeof(Pane *))
+    for i in range(panes.n):
+        move.bytes += bytes_of_pane(query, panes.panes[i])
+        part = panes.panes[i]
+        while part != NULL:
+            move.panes += 1
+            move.entries += part.table.used
+            part = part.also
+
+
+cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
+    """All that was received is worked off: publish what there is of the group, then count out."""
+    cdef uint32_t s, q
+    cdef uint32_t target = move.target      # once counted out, the parcel may be gone
+    cdef StreamState *stream
+    cdef Query *query
+    cdef MovedStream *moved
+    for s in range(move.n_streams):
+        stream = worker.streams[s]
+        moved = &move.streams[s]
+        for q in range(moved.n_queries):
+            query = stream.queries[q]
+            dense_settle_all(query, &worker.arena, &query.sets[move.group])
+            rolling_release(query, &worker.arena, &query.sets[move.group])
+            query_flush(query, &worker.context)     # so that older results are not read after newer ones
+            moved.queries[q].panes = query.sets[move.group]
+            fs_count(&query.counters.open_panes, -<uint64_t> query.sets[move.group].n)
+            count_panes(move, query, &query.sets[move.group])
+            panes_reset(&query.sets[move.group])
+    fs_count(&worker.arena.in_use, -move.bytes)
+    move.out_head = &worker.out.head
+    move.out_tail = worker.out.tail
+    move.drained_ns = fs_now_ns()
+    tell(worker, target, DRAINED, move)
+    fs_fetch_sub(&worker.shared.counter[move.group], 1)
+    wake(worker, target)
+
+
+# The new owner
+
+
+cdef Query *query_of(StreamState *stream, uint64_t number) noexcept nogil:
+    cdef uint32_t q
+    for q in range(stream.n_queries):
+        if stream.queries[q].id == number:
+            return stream.queries[q]
+    return NULL
+
+
+cdef void adopt_stream(StreamState *stream, Move *move, MovedStream *moved) noexcept nogil:
+    cdef size_t at = <size_t> move.group * stream.max_sessions
+    cdef uint32_t slot, q
+    cdef Query *query
+    for slot in range(moved.slots):
+        if stream.session_number[slot] > moved.session_number[slot]:
+            continue                        # another session has the slot by now: what is said is not about it
+        note_session(stream, slot, move.group, moved.session_watermark[slot])
+        stream.next_row[at + slot] = moved.next_row[slot]
+        stream.counted[at + slot] = moved.counted[slot]
+    stream.ends_due[move.group] = 1         # ends that were noted here, and those that the old owner did not count
+    fs_store_relaxed(<uint64_t *> &stream.watermark[move.group], <uint64_t> moved.watermark)
+    for q in range(moved.n_queries):
+        query = query_of(stream, moved.queries[q].id)
+        if query != NULL:
+            begin_at(&query.sets[move.group], &moved.queries[q].position)
+    stream.deferred[move.group] = DEFERRED
+    fs_store_relaxed(&stream.owned[move.group], 1)
+
+
+cdef void adopt(WorkerState *worker, Move *move) noexcept nogil:
+    """The group is ours. Its sockets are served from here on; it fires when the old owner has drained."""
+    cdef uint32_t s
+    worker.awaiting[move.group] = 1
+    for s in range(move.n_streams):
+        adopt_stream(worker.streams[s], move, &move.streams[s])
+    take_over_unordered(worker, move)
+    move.adopted_ns = fs_now_ns()
+    move.next = worker.adopting
+    worker.adopting = move
+    take_sockets(worker, &worker.parked)
+
+
+cdef bint absorb(WorkerState *worker, Move *move) noexcept nogil:
+    """Take the old owner's panes by pointer. False: no memory for the longer list of panes yet."""
+    cdef uint32_t s, q
+    cdef MovedQuery *moved
+    cdef Query *query
+    for s in range(move.n_streams):
+        for q in range(move.streams[s].n_queries):
+            moved = &move.streams[s].queries[q]
+            if moved.absorbed:
+                continue
+            query = query_of(worker.streams[s], moved.id)
+            if query != NULL and not panes_absorb(query, &worker.context, &query.sets[move.group], &moved.panes, True):
+                return False
+            moved.absorbed = True
+    return True
+
+
+cdef void read_peer(WorkerState *worker, uint32_t peer) noexcept nogil:
+    """The next message of that worker. Assumes: all orders posted before it was sent are obeyed."""
+    cdef Message message
+    cdef Move *move
+    if not ring_pop(ring_from(worker, peer), &message):
+        return
+    if message.kind == ADOPT:
+        adopt(worker, <Move *> message.ptr)
+    elif message.kind == DRAINED:
+        move = <Move *> message.ptr
+        fs_count(&worker.arena.in_use, move.bytes)
+        move.drained = True
+    elif message.kind == SOCKET:
+        take_socket(worker, <Connection *> message.ptr)
+    elif message.kind == BORROW:
+        borrow(worker, <Loan *> message.ptr)
+    elif message.kind == SHARE:
+        if not absorb_share(worker, <Share *> message.ptr):
+            worker.share = <Share *> message.ptr
+    elif message.kind == GIVE_BACK:
+        take_back(worker, <Loan *> message.ptr)
+
+
+cdef uint32_t waiting_peer(WorkerState *worker) noexcept nogil:
+    """A worker that has sent something which was not read; this one itself: there is none."""
+    cdef uint32_t w
+    if FS_MOVES:
+        for w in range(worker.shared.n_workers):
+            if w != worker.index and not ring_empty(ring_from(worker, w)):
+                return w
+    return worker.index
+
+
+cdef bint peers_wait(WorkerState *worker) noexcept nogil:
+    return waiting_peer(worker) != worker.index
+
+
+cdef inline bint results_are_read(const Move *move) noexcept nogil:
+    """Whether what the old owner had to say is read: a later revision, or window, of the group must not be before it."""
+    return fs_load_acquire(move.out_head) >= move.out_tail
+
+
+cdef bint next_due_advance(WorkerState *worker) noexcept nogil:
+    """Go on with moves to here. True: an advance was begun, and has to be worked off before the next call."""
+    cdef Move *move = worker.adopting
+    cdef Move *previous = NULL
+    cdef Move *following
+    cdef StreamState *stream
+    cdef uint32_t s
+    while move != NULL:
+        following = move.next
+        if move.drained and worker.awaiting[move.group] and results_are_read(move) and absorb(worker, move):
+            worker.awaiting[move.group] = 0
+            move.absorbed_ns = fs_now_ns()
+            take_over(worker, &move.connections)        # those that waited for it
+            take_sockets(worker, &worker.parked)
+        if not worker.awaiting[move.group] and fs_load_acquire(&worker.shared.counter[move.group]) == 0:
+            for s in range(worker.n_streams):
+                stream = worker.streams[s]
+                if stream.deferred[move.group] == DEFERRED:
+                    stream.deferred[move.group] = DEFERRED_WATERMARK
+                    begin_revision(worker, stream, move.group)
+                    return True
+                if stream.deferred[move.group] == DEFERRED_WATERMARK:
+                    stream.deferred[move.group] = 0
+                    begin_advance(worker, stream, move.group, move.group + 1)
+                    return True
+            if previous == NULL:
+                worker.adopting = following
+            else:
+                previous.next = following
+            fs_store_release(&move.done, 1)     # the mover's again
+            move = following
+            continue
+        previous = move
+        move = following
+    return False

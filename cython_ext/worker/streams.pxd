@@ -1,0 +1,14 @@
+"""A stream's state on one worker, as an object that owns its memory."""
+
+from flexstream.cython_ext.worker.sketch cimport KeySketch
+from flexstream.cython_ext.worker.worker cimport StreamState
+
+
+cdef class StreamHandle:
+    cdef StreamState *state       # lent to the worker's thread for good; freed when that has ended
+    cdef readonly object stream
+    cdef readonly int index
+    cdef readonly KeySketch keys
+
+
+cdef void *zeroed(size_t n) except NULL

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flexstream.query.windows import SPAN_LIMIT
+from flexstream.rows.stream import SPAN_LIMIT
 
 HERE = Path(__file__).parents[1]
 PROGRAM = HERE / "native/window_times.c"

@@ -3,7 +3,7 @@
     SPARK_LOCAL_IP=127.0.0.1 python scripts/make_murmur3_golden.py tests/data/murmur3_golden.json
 
 Needs pyspark 4 and Java 17; shares no code with flexstream, on purpose. The output is committed, and
-tests/unit/test_murmur3.py compares our hash with it bit by bit. Run it again only to add cases.
+tests/unit/cython_ext/wire/test_murmur3.py compares our hash with it bit by bit. Run it again only to add cases.
 
 Values in the file: ints as numbers, floats as the hex of their little-endian bits (so that NaN payloads
 survive), bytes as hex without padding, bools as 0/1, timestamps as counts of their unit. Unsigned types,

@@ -17,7 +17,7 @@ from flexstream.cli import main
 from flexstream.client.http import Client
 from flexstream.errors import FlexStreamError
 from flexstream.testing.ysb import YSB_QUERY, expected_views, generate
-from tests.unit.test_daemon_engine import Served, serve
+from tests.unit.daemon.test_daemon_engine import Served, serve
 from tests.waiting import wait_until
 
 GROUPS = 16

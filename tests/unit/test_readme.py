@@ -81,6 +81,21 @@ def test_links_lead_somewhere(project: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_path_that_the_docs_name_is_there(project: Path) -> None:
+    """`folder/` and `folder/file.py`, in backquotes."""
+    folders = "flexstream|nic|state|cython_ext|tests|benchmarks|scripts"
+    path_in_quotes = re.compile(rf"`((?:{folders})/(?:[\w./*-]*(?:/|\.\w+))?)`")
+    pages = [project / "README.md", *sorted((project / "docs").rglob("*.md")), project / "state" / "README.md"]
+    named = [
+        (page.name, path)
+        for page in pages
+        for path in path_in_quotes.findall(page.read_text())
+    ]
+    assert len(named) > 100
+    gone = [(page, path) for page, path in named if not any(project.glob(path))]
+    assert not gone
+
+
 @dataclass
 class Shell:
     """Runs the README's commands as a user would:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flexstream.catalog.sessions import Session, StreamSessions
 from flexstream.query.query import Query
-from flexstream.results.collector import Feed
+from flexstream.results.result_writer import ResultWriter
 from flexstream.rows.stream import TIME_LIMIT, Stream
 from flexstream.state.results.result_log import ResultLog
 
@@ -62,8 +62,8 @@ class RunningQuery:
     number: int
     stream: RunningStream
     states: list[Any]  # QueryState per worker
-    results: Feed
-    late: Feed
+    results: ResultWriter
+    late: ResultWriter
     log: ResultLog
     late_log: ResultLog
     variant: str = "generic"

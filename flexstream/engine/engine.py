@@ -35,7 +35,7 @@ from flexstream.cython_ext.worker.worker import Worker, make_reader_fd
 from flexstream.durations import Duration
 from flexstream.engine.options import balances, beside, check_data_dir, check_sizes, data_address, worker_cores
 from flexstream.engine.orders import Orders
-from flexstream.engine.round_trip import Pings
+from flexstream.engine.round_trip import RoundTrips
 from flexstream.engine.status import engine_status, group_rows, open_windows, worker_threads
 from flexstream.errors import EngineError, QueryError
 from flexstream.ingest.acceptor import Acceptor
@@ -46,10 +46,11 @@ from flexstream.ingest.session_clock import SessionClock
 from flexstream.query.optimise import optimise
 from flexstream.query.query import Query
 from flexstream.results import query_logs
-from flexstream.results.collector import Collector, Feed
+from flexstream.results.collector import Collector
 from flexstream.results.cut import Cut
 from flexstream.results.follow_log import read_log
 from flexstream.results.result_rows import LateRows, ResultRows
+from flexstream.results.result_writer import ResultWriter
 from flexstream.rows.stream import Stream
 from flexstream.staging.service import DEFAULT_TIMEOUT_S, Staging
 from flexstream.state.results.result_log import ResultLog
@@ -162,7 +163,7 @@ class Engine(Orders):
             self.nic.follow, max_sessions,
         )  # fmt: skip
         self.mover.shared.lanes, self.mover.shared.ordered_queries = self.lanes, self._ordered_queries
-        self._pings = Pings(self.workers)
+        self._round_trips = RoundTrips(self.workers)
         self._feeder = Feeder(self.workers, groups, self._placement, self.mover.routing, self._check_alive)
         self.collector = Collector(
             self.workers,
@@ -172,10 +173,12 @@ class Engine(Orders):
                 "session_done": lambda worker, stream, slot, n: self._stream_at(stream).sessions.ended_in(slot, n),
                 "session_awake": lambda worker, stream, slot: self._stream_at(stream).sessions.awake(slot),
                 "query_gone": self._query_gone,
-                "pong": self._pings.pong,
+                "pong": self._round_trips.pong,
             },
         )
-        self.staging = Staging(self, self._feeder, self._barrier, self._data_dir, stage_limit_bytes, stage_timeout_s)
+        self.staging = Staging(
+            self, self._feeder, self._wait_for_workers, self._data_dir, stage_limit_bytes, stage_timeout_s
+        )
         loads = Loads(self.workers, groups, lambda: list(self._by_index), self._feeder.handed)
         self.nic.worker_cores = loads.cores
         latencies = self.collector.latencies
@@ -252,8 +255,8 @@ class Engine(Orders):
                 state.restore(ends)
             rows.cut = Cut(query.name, lost_until, stream.reached if after_crash else None)
             running = RunningQuery(
-                query, number, stream, states, Feed(query.name, rows, log), Feed(query.name, late_rows, late_log),
-                log, late_log,
+                query, number, stream, states, ResultWriter(query.name, rows, log),
+                ResultWriter(query.name, late_rows, late_log), log, late_log,
             )  # fmt: skip
             self.collector.add_query(number, running.results, running.late)
             self._queries[query.name] = running
@@ -359,12 +362,12 @@ class Engine(Orders):
                 )
             self._check_alive()
             left[0][0].ended.wait(0.05)
-        self._barrier(deadline)
+        self._wait_for_workers(deadline)
         self._feeder.flush()
 
-    def _barrier(self, deadline: float | None = None) -> None:
+    def _wait_for_workers(self, deadline: float | None = None) -> None:
         """Wait until every worker has worked off what was posted and all it has reported is in the logs."""
-        if not self._pings.wait(deadline, self._check_alive):
+        if not self._round_trips.wait(deadline, self._check_alive):
             raise EngineError("workers did not answer in time", code="not_finished")
 
     # -- results out
@@ -421,7 +424,7 @@ class Engine(Orders):
         """Whether all workers have the same queries; waits for that, with a timeout other than 0."""
         changes = self._catalog_changes
         if timeout > 0 and self._settled_changes != changes:
-            self._barrier(time.monotonic() + timeout)
+            self._wait_for_workers(time.monotonic() + timeout)
             self._settled_changes = changes
         return self._settled_changes == self._catalog_changes
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Pings:
+class RoundTrips:
     """A ping goes behind everything posted before; its answer comes behind everything reported before."""
 
     def __init__(self, workers: list[Any]) -> None:

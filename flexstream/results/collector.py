@@ -8,14 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from flexstream.errors import FlexStreamError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from flexstream.results.result_writer import ResultWriter
 
 log = logging.getLogger("flexstream.collector")
 
@@ -23,18 +20,6 @@ MAX_HELD_BYTES = 64 << 20  # of results that a log refused, before workers feel 
 RETRY_S = 0.2
 LATENCIES_KEPT = 100_000
 MOST_LATENCY_NS = 24 * 3600 * 10**9  # a marker's time is the sender's word: beyond that it tells nothing
-
-
-class Sink(Protocol):
-    """Where rows of one query go."""
-
-    def append(self, batch: pa.RecordBatch) -> Any: ...
-
-
-class Known(Protocol):
-    """Rows that a log holds already."""
-
-    def without(self, data: bytes) -> bytes: ...
 
 
 def _percentiles(values: Any) -> dict[str, Any]:
@@ -87,49 +72,6 @@ class Latencies:
         return _percentiles(values[first:last])
 
 
-class Feed:
-    """One query's way from native rows to its log, with what the log refused kept for another try."""
-
-    def __init__(self, name: str, rows: Any, log: Sink) -> None:
-        self.name = name
-        self.rows = rows
-        self.log = log
-        self.held: list[pa.RecordBatch] = []
-        self.held_bytes = 0
-        self.error: str | None = None
-        self.callbacks: list[Callable[[pa.RecordBatch], None]] = []
-        self.known: Known | None = None  # what the log held before a restart, and must not get again
-
-    def write(self, data: bytes) -> None:
-        if self.known is not None:
-            data = self.known.without(data)
-            if not data:
-                return
-        self.held.append(self.rows.batch(data))
-        self.held_bytes += len(data)
-        self.flush()
-
-    def flush(self) -> None:
-        """Append what is held, in order. A refusal is kept in `error` and tried again later."""
-        while self.held:
-            batch = self.held[0]
-            try:
-                self.log.append(batch)
-            except FlexStreamError as error:
-                if self.error is None:
-                    log.error("results_not_written", extra={"fields": {"query": self.name, "error": str(error)}})
-                self.error = str(error)
-                return
-            self.held.pop(0)
-            self.error = None
-            for callback in self.callbacks:
-                try:
-                    callback(batch)
-                except Exception:
-                    log.exception("results_callback_failed", extra={"fields": {"query": self.name}})
-        self.held_bytes = 0
-
-
 class Collector(threading.Thread):
     """Reads the workers' reports until it is stopped and they have ended.
 
@@ -141,13 +83,13 @@ class Collector(threading.Thread):
         self._workers = workers
         self._reader_fd = reader_fd
         self._handlers = handlers
-        self._results: dict[int, Feed] = {}
-        self._late: dict[int, Feed] = {}
+        self._results: dict[int, ResultWriter] = {}
+        self._late: dict[int, ResultWriter] = {}
         self._stopping = threading.Event()
         self.latencies = Latencies()
         self.failure: BaseException | None = None
 
-    def add_query(self, query_id: int, results: Feed, late: Feed) -> None:
+    def add_query(self, query_id: int, results: ResultWriter, late: ResultWriter) -> None:
         self._results[query_id] = results
         self._late[query_id] = late
 
@@ -180,20 +122,20 @@ class Collector(threading.Thread):
         quiet = [worker.about_to_sleep() for worker in self._workers]  # each of them must be asked
         return all(quiet)
 
-    def unwritten(self) -> Feed | None:
+    def unwritten(self) -> ResultWriter | None:
         """One whose log refused its rows, and refuses them still. From any thread, without waiting."""
-        return next((feed for feed in self._feeds() if feed.error is not None), None)
+        return next((writer for writer in self._writers() if writer.error is not None), None)
 
-    def _feeds(self) -> list[Feed]:
+    def _writers(self) -> list[ResultWriter]:
         return [*self._results.values(), *self._late.values()]
 
     def _held_bytes(self) -> int:
-        return sum(feed.held_bytes for feed in self._feeds())
+        return sum(writer.held_bytes for writer in self._writers())
 
     def _flush_held(self) -> None:
-        for feed in self._feeds():
-            if feed.held:
-                feed.flush()
+        for writer in self._writers():
+            if writer.held:
+                writer.flush()
 
     def _read_all(self) -> int:
         """One round over the workers; blocks of a query that came together become one batch."""
@@ -217,7 +159,7 @@ class Collector(threading.Thread):
 
     def _write(self, pending: dict[tuple[str, int], list[bytes]]) -> None:
         for (kind, query_id), parts in pending.items():
-            feed = (self._results if kind == "results" else self._late).get(query_id)
-            if feed is not None:
-                feed.write(b"".join(parts))
+            writer = (self._results if kind == "results" else self._late).get(query_id)
+            if writer is not None:
+                writer.write(b"".join(parts))
         pending.clear()

@@ -51,14 +51,14 @@ class Staging:
     """The stages of an engine and what becomes of them. Thread-safe."""
 
     def __init__(
-        self, engine: Host, feeder: Feeder, barrier: Callable[[], None], data_dir: Path | None,
+        self, engine: Host, feeder: Feeder, wait_for_workers: Callable[[], None], data_dir: Path | None,
         limit_bytes: int | None, timeout_s: float,
     ) -> None:  # fmt: skip
         """Reads the journal and finds the stages. Raises StageError."""
         directory = data_dir / "stage" if data_dir is not None else None
         self._engine = engine
         self._feeder = feeder
-        self._barrier = barrier
+        self._wait_for_workers = wait_for_workers
         self.stages = Stages(directory, DEFAULT_LIMIT_BYTES if limit_bytes is None else limit_bytes, timeout_s)
         self.journal = CommitJournal(directory)
         self.port = StagePort(engine, self.stages)
@@ -401,7 +401,7 @@ class Staging:
 
     def _in_the_logs(self, streams: set[str]) -> bool:
         """Wait until all that workers have fired is in the logs, and on the disk."""
-        self._barrier()
+        self._wait_for_workers()
         for running in self._engine.running()[1]:
             if running.stream.stream.name in streams:
                 if running.results.held or running.late.held:
@@ -428,7 +428,7 @@ class Staging:
                     self._replay_one(record, bring_back, based, guarded)
                     self._feeder.flush()  # what it does it does now, not while the next is applied
                     self._note_handed()
-                    self._barrier()
+                    self._wait_for_workers()
                 except FlexStreamError as error:
                     self._note_failed(record, error)
                     log.error("batch_not_replayed", extra={"fields": {"batch": record["batch"], "error": str(error)}})
@@ -436,7 +436,7 @@ class Staging:
             for stream in self.journal.sinks:
                 if stream in known:
                     self._restore_sinks(stream, self.journal.sinks[stream])
-            self._barrier()
+            self._wait_for_workers()
             self.journal.applying(None)
             for running in guarded.values():
                 running.late.known = None

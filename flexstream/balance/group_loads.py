@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from flexstream.balance.pinning import pinned_core
 
 if TYPE_CHECKING:
-    from flexstream.catalog.entries import RunningStream
+    from flexstream.cython_ext.worker.worker import Worker
+from flexstream.catalog.entries import RunningStream
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +36,7 @@ class Loads:
 
     def __init__(
         self,
-        workers: Sequence[Any],
+        workers: Sequence[Worker],
         groups: int,
         streams: Callable[[], list[RunningStream]],
         handed: Mapping[int, Floats],

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flexstream.catalog.sessions import Session, StreamSessions
+from flexstream.cython_ext.operators.queries import QueryState
+from flexstream.cython_ext.worker.streams import StreamHandle
 from flexstream.query.query import Query
 from flexstream.results.result_writer import ResultWriter
 from flexstream.rows.stream import TIME_LIMIT, Stream
@@ -23,7 +25,7 @@ class StreamPort:
     stream: Stream
     index: int
     sessions: StreamSessions
-    handles: list[Any]  # the stream's state on each worker
+    handles: list[StreamHandle]  # the stream's state on each worker
     max_future_ns: int | None = None  # how far ahead of the clock its rows may be
 
     def latest_time(self) -> int:
@@ -37,7 +39,7 @@ class StreamPort:
 class RunningStream:
     stream: Stream
     index: int
-    handles: list[Any]
+    handles: list[StreamHandle]
     sessions: StreamSessions
     feeder: Session | None = None
     max_future_ns: int | None = None
@@ -61,7 +63,7 @@ class RunningQuery:
     query: Query
     number: int
     stream: RunningStream
-    states: list[Any]  # QueryState per worker
+    states: list[QueryState]  # one per worker
     results: ResultWriter
     late: ResultWriter
     log: ResultLog

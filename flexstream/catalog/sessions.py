@@ -17,8 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from flexstream.cython_ext.worker.worker import Worker
 from flexstream.wire.frames import ErrorCode, bitmap
 
 log = logging.getLogger("flexstream.sessions")
@@ -87,7 +87,7 @@ class StreamSessions:
     """
 
     def __init__(
-        self, index: int, workers: list[Any], groups: int, max_sessions: int, expected_producers: int = 0,
+        self, index: int, workers: list[Worker], groups: int, max_sessions: int, expected_producers: int = 0,
         begin_anew: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         self._index = index

@@ -153,7 +153,8 @@ def _held_by(sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _session(running: RunningStream, session: Session) -> dict[str, Any]:
     family = [one for one in session.family() if one is session or one.state != "ended"]
     marks = [handle.session_watermark(one.slot) for handle in running.handles for one in family]
-    least = None if None in marks else min(marks)
+    sent = [mark for mark in marks if mark is not None]
+    least = min(sent) if len(sent) == len(marks) else None
     return {
         "producer": session.producer,
         "kind": session.kind,

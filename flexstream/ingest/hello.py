@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeGuard
 
 from flexstream.catalog.entries import StreamPort
 from flexstream.catalog.sessions import Session
+from flexstream.cython_ext.worker.worker import Worker
 from flexstream.ingest.lane_book import LaneBook
 from flexstream.ingest.nic_service import NicService
 from flexstream.nic.rss.ports import Promise
@@ -45,7 +46,7 @@ class Host(Protocol):
 
     groups: int
     frame_bytes: int
-    workers: list[Any]
+    workers: list[Worker]
     nic: NicService
     staging: Any
     lanes: LaneBook

@@ -11,6 +11,7 @@ import numpy as np
 from flexstream.catalog.sessions import FEED
 from flexstream.cython_ext.produce.partition import by_group
 from flexstream.cython_ext.worker.placement import Placement
+from flexstream.cython_ext.worker.worker import Worker
 from flexstream.errors import EngineError
 from flexstream.rows.stream import TIME_LIMIT, event_time
 
@@ -29,7 +30,7 @@ class Feeder:
 
     def __init__(
         self,
-        workers: list[Any],
+        workers: list[Worker],
         groups: int,
         placement: Placement,
         routing: threading.Lock,
@@ -43,7 +44,7 @@ class Feeder:
         self._lock = threading.Lock()
         self.handed: dict[int, Any] = {}  # stream -> rows per group that workers were given, so far
         self._lives = 0  # a session that ended does not come back: the next has a later epoch
-        self._in_flight: list[tuple[Any, int, Any, int]] = []  # worker, ticket, buffer, bytes
+        self._in_flight: list[tuple[Worker, int, Any, int]] = []  # worker, ticket, buffer, bytes
 
     def feed(
         self, running: RunningStream, rows: Any, group: int | None, watermark: int | bool | None, wait: bool,
@@ -166,7 +167,7 @@ class Feeder:
         while size > IN_FLIGHT_BYTES:
             size -= self._wait_for_first()
 
-    def _wait(self, worker: Any, ticket: int) -> None:
+    def _wait(self, worker: Worker, ticket: int) -> None:
         while not worker.wait_fed(ticket, 0.2):
             if worker.ended:
                 raise EngineError("the engine was closed while it was fed", code="closed")

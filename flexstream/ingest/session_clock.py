@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from flexstream.catalog.entries import RunningStream
-from flexstream.cython_ext.worker.worker import now_ns
+from flexstream.cython_ext.worker.worker import Worker, now_ns
 
 TICK_S = 0.1
 ROOM = 2048  # orders that each mailbox must have room for
@@ -19,7 +18,7 @@ class SessionClock(threading.Thread):
     """
 
     def __init__(
-        self, workers: list[Any], streams: list[RunningStream], idle_timeout_s: float, session_timeout_s: float
+        self, workers: list[Worker], streams: list[RunningStream], idle_timeout_s: float, session_timeout_s: float
     ) -> None:
         super().__init__(name="fs-sessions", daemon=True)
         self._workers = workers

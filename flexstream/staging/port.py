@@ -42,6 +42,7 @@ from flexstream.wire.frames import (
 
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningQuery, RunningStream, StreamPort
+    from flexstream.cython_ext.worker.worker import Worker
     from flexstream.rows.stream import Stream
 
 log = logging.getLogger("flexstream.stages")
@@ -94,7 +95,7 @@ class Host(Protocol):
     """What staging needs of an engine."""
 
     groups: int
-    workers: list[Any]
+    workers: list[Worker]
 
     def port_of(self, stream: str) -> StreamPort | None: ...
     def running(self) -> tuple[list[RunningStream], list[RunningQuery]]: ...

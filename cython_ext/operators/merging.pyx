@@ -5,8 +5,8 @@ from libc.string cimport memcpy
 
 from flexstream.cython_ext.memory.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus
 from flexstream.cython_ext.operators.table cimport (
-    DIRTY_BIT, FOLD_COUNT, FOLD_SUM_I, ROWS_MASK, USED_BIT, Layout, Table, entry_merge, table_find, table_locate,
-    table_reserve,
+    DIRTY_BIT, FOLD_SUM_I, FS_INVERTIBLE, ROWS_MASK, USED_BIT, Layout, Table, entry_merge, fs_facts_of, table_find,
+    table_locate, table_reserve,
 )
 from flexstream.cython_ext.includes.native cimport fs_sub_overflows
 
@@ -78,7 +78,7 @@ cdef bint layout_invertible(const Layout *layout) noexcept nogil:
     """Can a partial be taken out of a sum again, exactly?"""
     cdef uint32_t a
     for a in range(layout.n_aggregates):
-        if layout.aggregates[a].fold != FOLD_COUNT and layout.aggregates[a].fold != FOLD_SUM_I:
+        if not fs_facts_of(layout.aggregates[a].fold).flags & FS_INVERTIBLE:
             return False
     return True
 

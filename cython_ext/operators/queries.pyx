@@ -14,8 +14,8 @@ from flexstream.cython_ext.operators.panes cimport (
     FS_BUCKETS, FS_PREDICATES, PaneSet, Query, end_after, first_end, fs_profile, last_end, query_init,
 )
 from flexstream.cython_ext.operators.table cimport (
-    FOLD_DISTINCT_I, FOLD_FIRST, FOLD_LAST, FOLD_ORDER_I, FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I,
-    KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side,
+    FOLD_FIRST, FOLD_LAST, FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, FS_ORDERED, FS_SIDE, KEY_RAW, MAX_SIDES,
+    USED_BIT, Layout, Side, fs_facts_of,
 )
 from flexstream.cython_ext.expressions.program cimport BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free
 from flexstream.cython_ext.operators.rolling cimport KEPT_PANES, STACKED_PANES
@@ -27,6 +27,14 @@ FAILURES = {
     1: "an integer sum passed the range of int64",
     2: "rows of a group were taken by two workers at once, and order_hash needs them in one order; please report it",
 }
+
+
+cdef check_fold(fold):
+    """Raises ValueError: there is no such fold, or it keeps more or less than that."""
+    if fs_facts_of(fold.fold) == NULL:
+        raise ValueError(f"there is no fold {fold.fold}")
+    if fs_facts_of(fold.fold).slots != fold.slots:
+        raise ValueError(f"fold {fold.fold} keeps {fs_facts_of(fold.fold).slots} slots, not {fold.slots}")
 
 
 cdef build_layout(Layout *layout, lowered):
@@ -47,6 +55,7 @@ cdef build_layout(Layout *layout, lowered):
     layout.empty[0] = USED_BIT
     layout.n_aggregates = len(lowered.folds)
     for i, fold in enumerate(lowered.folds):
+        check_fold(fold)
         layout.aggregates[i].fold = fold.fold
         layout.aggregates[i].register_ = fold.register
         layout.aggregates[i].slot = slot if fold.slots else 0
@@ -72,7 +81,7 @@ cdef build_sides(Query *query, lowered):
     """Tables of (key, one more word) beside the panes' own, for the aggregates that need one (side_tables.pxd)."""
     cdef uint32_t n = 0
     cdef Side *side
-    chosen = [i for i, fold in enumerate(lowered.folds) if fold.fold >= <int> FOLD_DISTINCT_I]
+    chosen = [i for i, fold in enumerate(lowered.folds) if fs_facts_of(fold.fold).flags & FS_SIDE]
     if len(chosen) > <int> MAX_SIDES:
         raise ValueError(f"the query needs {len(chosen)} side tables, more than {<int> MAX_SIDES}")
     query.sides = <Side *> calloc(len(chosen) + 1, sizeof(Side))
@@ -81,13 +90,14 @@ cdef build_sides(Query *query, lowered):
     for i in chosen:
         side = &query.sides[n]
         side.fold = lowered.folds[i].fold
+        side.flags = fs_facts_of(side.fold).flags
         side.register_ = lowered.folds[i].register
         side.slot = query.layout.aggregates[<int> i].slot
         side.layout.key_words = query.layout.key_words + 1
         side.layout.key_bytes = 8 * side.layout.key_words
         side.layout.stride = 8 * (1 + side.layout.key_words)
         side.layout.empty[0] = USED_BIT
-        if side.fold >= <uint32_t> FOLD_ORDER_I:        # the session's hash
+        if side.flags & FS_ORDERED:         # the session's hash
             side.layout.stride += 8
             query.ordered = True
         n += 1

@@ -10,8 +10,8 @@ from flexstream.cython_ext.operators.panes cimport (
     next_part, pane_position,
 )
 from flexstream.cython_ext.operators.table cimport (
-    FOLD_DISTINCT_F, FOLD_DISTINCT_I, FOLD_ORDER_F, FOLD_ORDER_I, MAX_KEY_WORDS, ROWS_MASK, Side, Table, table_clear,
-    table_destroy, table_find, table_init, table_locate,
+    FS_ORDERED, FS_REAL, MAX_KEY_WORDS, ROWS_MASK, Side, Table, table_clear, table_destroy, table_find, table_init,
+    table_locate,
 )
 from flexstream.cython_ext.expressions.program cimport BATCH, Scratch
 
@@ -25,11 +25,11 @@ cdef enum:
 
 
 cdef inline bint is_order(const Side *side) noexcept nogil:
-    return side.fold == FOLD_ORDER_I or side.fold == FOLD_ORDER_F
+    return side.flags & FS_ORDERED != 0
 
 
 cdef inline uint64_t value_of(const Side *side, const int64_t *value) noexcept nogil:
-    if side.fold == FOLD_DISTINCT_F or side.fold == FOLD_ORDER_F:
+    if side.flags & FS_REAL:
         return fs_value_bits((<const double *> value)[0])
     return <uint64_t> value[0]
 

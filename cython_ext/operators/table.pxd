@@ -30,24 +30,34 @@ cdef enum:
     SPARSE_BYTES = 65536
     SPARSE_ENTRY = 64         # bytes; of larger entries many are not worth their memory
 
-cdef enum Fold:
-    FOLD_COUNT = 0
-    FOLD_SUM_I = 1
-    FOLD_SUM_F = 2
-    FOLD_MIN_I = 3
-    FOLD_MAX_I = 4
-    FOLD_MIN_F = 5
-    FOLD_MAX_F = 6
-    FOLD_AVG = 7
-    FOLD_STDDEV = 8
-    FOLD_FIRST = 9
-    FOLD_LAST = 10
-    FOLD_APPROX_I = 11
-    FOLD_APPROX_F = 12
-    FOLD_DISTINCT_I = 13      # these have a side table, see side_tables.pxd
-    FOLD_DISTINCT_F = 14
-    FOLD_ORDER_I = 15
-    FOLD_ORDER_F = 16
+cdef extern from "folds.h" nogil:
+    enum:
+        FS_SIDE
+        FS_ORDERED
+        FS_INVERTIBLE
+        FS_ORIGIN
+        FS_REAL
+        FS_MASKS
+        FS_FOLDS_END
+    ctypedef struct fs_fold_facts:
+        const char *name
+        uint32_t slots
+        uint32_t flags
+    const fs_fold_facts *fs_facts_of(uint32_t fold) noexcept
+    enum:
+        FOLD_COUNT "FS_FOLD_count"
+        FOLD_SUM_I "FS_FOLD_sum_i"
+        FOLD_SUM_F "FS_FOLD_sum_f"
+        FOLD_MIN_I "FS_FOLD_min_i"
+        FOLD_MAX_I "FS_FOLD_max_i"
+        FOLD_MIN_F "FS_FOLD_min_f"
+        FOLD_MAX_F "FS_FOLD_max_f"
+        FOLD_AVG "FS_FOLD_avg"
+        FOLD_STDDEV "FS_FOLD_stddev"
+        FOLD_FIRST "FS_FOLD_first"
+        FOLD_LAST "FS_FOLD_last"
+        FOLD_APPROX_I "FS_FOLD_approx_i"
+        FOLD_APPROX_F "FS_FOLD_approx_f"
 
 cdef enum KeyForm:
     KEY_RAW = 0
@@ -64,7 +74,7 @@ cdef struct KeyField:
 
 
 cdef struct Aggregate:
-    uint32_t fold
+    uint32_t fold             # folds.h
     uint32_t register_
     uint32_t slot             # first word within the entry
     uint32_t spare
@@ -106,6 +116,7 @@ cdef struct Side:             # of one aggregate: what it keeps beside the entri
     uint32_t fold
     uint32_t register_
     uint32_t slot             # of the aggregate, in the entry
+    uint32_t flags            # of the fold
     Layout layout
     Table merged              # of a window that has several parts
 

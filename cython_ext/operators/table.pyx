@@ -503,3 +503,27 @@ cdef void entry_results(const Layout *layout, const unsigned char *entry, unsign
 def null_bits():
     """The bits of the double that stands for null in result rows."""
     return NULL_BITS
+
+
+def folds():
+    """{name: (number, slots, flags)}: all folds there are."""
+    cdef const fs_fold_facts *facts
+    cdef uint32_t number
+    found = {}
+    for number in range(<uint32_t> FS_FOLDS_END):
+        facts = fs_facts_of(number)
+        if facts != NULL:
+            found[facts.name.decode()] = (number, facts.slots, facts.flags)
+    return found
+
+
+def fold_flags():
+    """What the bits of a fold's flags mean."""
+    return {
+        "SIDE": <int> FS_SIDE,
+        "ORDERED": <int> FS_ORDERED,
+        "INVERTIBLE": <int> FS_INVERTIBLE,
+        "ORIGIN": <int> FS_ORIGIN,
+        "REAL": <int> FS_REAL,
+        "MASKS": <int> FS_MASKS,
+    }

@@ -14,7 +14,7 @@ from __future__ import annotations
 from flexstream.compile.codegen_dense import KnownRows, body_indent
 from flexstream.compile.codegen_expr import Block, Expressions, comment, conjuncts, show
 from flexstream.compile.codegen_folds import merging, updates
-from flexstream.compile.fold_table import FOLDS, folded
+from flexstream.compile.fold_table import folded
 from flexstream.compile.lowering import KEY_FORMS
 from flexstream.compile.variant_choices import PLAIN, Choices, branch_free_from
 from flexstream.query.analysis import can_fail, resolve
@@ -53,9 +53,9 @@ class Pipeline:
             for aggregate in bound.aggregates
         ]
         self.arguments = [argument for _, argument in found]
-        self.folds = [(fn, None if argument is None else argument.type) for fn, argument in found]
+        self.folds = [fold for fold, _ in found]
         self.key_words = (sum(key.size for key in self.stream.key_fields) + 7) // 8
-        self.slots = sum(FOLDS[fold][1] for fold in self.folds)
+        self.slots = sum(fold.slots for fold in self.folds)
 
     @property
     def whole_key(self) -> Field | None:
@@ -70,7 +70,7 @@ class Pipeline:
         if self.slots > MAX_HOT_SLOTS:
             return False
         pairs = zip(self.folds, self.arguments, strict=True)
-        return all(fold != ("sum", "i64") or (of is not None and self._is_narrow(of)) for fold, of in pairs)
+        return all(fold.name != "sum_i" or (of is not None and self._is_narrow(of)) for fold, of in pairs)
 
     def _is_narrow(self, node: Typed) -> bool:
         """A number of at most 32 bits."""
@@ -86,7 +86,7 @@ class Pipeline:
     @property
     def can_mask(self) -> bool:
         """May a dropped row be folded as nothing? Not into reals, whose sums would remember it."""
-        whole = all(fold == "count" or kind == "i64" for fold, kind in self.folds)
+        whole = all(fold.has("MASKS") for fold in self.folds)
         safe = not any(argument is not None and can_fail(argument, self.stream.schema) for argument in self.arguments)
         return bool(self.ahead) and not self.behind and whole and safe
 
@@ -302,11 +302,14 @@ class _Generator:
     def fold(self, block: Block, values: list[str | None], overflowed: str = "") -> None:
         block.add(f"*count += {'keep' if self.keeps else '1'};")
         at = 0
-        for aggregate, fold, value in zip(self.pipeline.bound.aggregates, self.pipeline.folds, values, strict=True):
+        pipeline = self.pipeline
+        parts = zip(pipeline.bound.aggregates, pipeline.folds, pipeline.arguments, values, strict=True)
+        for aggregate, fold, argument, value in parts:
             block.add(f"/* {comment(aggregate.name)} = {aggregate.fn} */")
-            for line in updates(fold, at, value, self.keeps, overflowed):
+            real = argument is not None and argument.type == "f64"
+            for line in updates(fold, at, value, real, self.keeps, overflowed):
                 block.add(line)
-            at += FOLDS[fold][1]
+            at += fold.slots
 
     def merge_function(self) -> list[str]:
         """What the places hold goes to the entry, and they begin anew."""
@@ -322,7 +325,7 @@ class _Generator:
             for line in merge.each:
                 block.add(line)
             behind += merge.behind
-            at += FOLDS[fold][1]
+            at += fold.slots
         block.add("place[0] = 0;")
         block.add(f"memcpy(place + 1, empty + {1 + self.pipeline.key_words}, {8 * self.pipeline.slots});")
         width = 1 + self.pipeline.slots
@@ -373,7 +376,7 @@ class _Generator:
 
     def known_rows(self) -> KnownRows:
         kept = ("keep" if self.keeps else "1") if self.drops else None
-        sums = ("sum", "i64") in self.pipeline.folds
+        sums = any(fold.name == "sum_i" for fold in self.pipeline.folds)
         return KnownRows(self.known_body(), self.row_bytes, self.rows_ahead, self.masked_from is not None, kept, sums)
 
     # -- the function

@@ -9,10 +9,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
-from flexstream.compile.fold_table import FOLDS, MAX_SIDES, MAX_SLOTS, folded
+from flexstream.compile.fold_table import MAX_SIDES, MAX_SLOTS, folded
 from flexstream.compile.registers import Instruction, allocate
 from flexstream.errors import QueryError
-from flexstream.query.analysis import BESIDE, can_fail, check_size, resolve
+from flexstream.query.aggregates import FUNCTIONS
+from flexstream.query.analysis import can_fail, check_size, resolve
 from flexstream.query.plan import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
 from flexstream.query.typed import Typed
 from flexstream.rows.schema import Field
@@ -20,8 +21,9 @@ from flexstream.rows.schema import Field
 MAX_REGISTERS = 64
 MAX_AGGREGATES = 32
 MAX_KEY_BYTES = 256
+BESIDE = [record.name for record in FUNCTIONS.values() if record.beside]
 
-# Numbers as in the Op, Fold and KeyForm enums of program.pxd and table.pxd.
+# Numbers as in the Op and KeyForm enums of program.pxd and table.pxd.
 LOADS = {
     "i8": 1, "i16": 2, "i32": 3, "i64": 4, "u8": 5, "u16": 6, "u32": 7, "u64": 8, "f32": 9, "f64": 10,
     "bool": 11, "timestamp": 4,
@@ -235,7 +237,7 @@ class _Lowering:
                 hint="split it into several queries",
             )
         folds = [self.fold(aggregate) for aggregate in self.bound.aggregates]
-        beside = [aggregate.fn for aggregate in self.bound.aggregates if aggregate.fn in BESIDE]
+        beside = [aggregate.fn for aggregate in self.bound.aggregates if aggregate.function.beside]
         if len(beside) > MAX_SIDES:
             raise QueryError(
                 f"query {self.bound.query.name!r} has {len(beside)} of {' and '.join(BESIDE)}, "
@@ -264,11 +266,8 @@ class _Lowering:
         return Lowered(code, registers, folds, self.key())
 
     def fold(self, aggregate: BoundAggregate) -> Fold:
-        fn, arg = folded(aggregate, None if aggregate.arg is None else resolve(aggregate.arg, self.columns))
-        if arg is None:
-            return Fold(0, 0, 0)
-        number, slots = FOLDS[fn, arg.type]
-        return Fold(number, self.value(arg), slots)
+        fold, arg = folded(aggregate, None if aggregate.arg is None else resolve(aggregate.arg, self.columns))
+        return Fold(fold.number, 0 if arg is None else self.value(arg), fold.slots)
 
     def key(self) -> list[tuple[int, int, int]]:
         fields = self.bound.query.stream.key_fields

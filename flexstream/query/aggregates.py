@@ -1,4 +1,8 @@
-"""What a window says about each key: counts, sums, extremes, means, the first and last row, different values."""
+"""What a window says about each key: counts, sums, extremes, means, the first and last row, different values.
+
+FUNCTIONS has one record for each aggregate function. Whoever binds, runs, checks or translates one asks its record;
+what its fold keeps and does is in cython_ext/includes/folds.h, under the name that the record gives.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,95 @@ from flexstream.query.expr import Expr, Typed
 from flexstream.query.windows import MOST_WINDOWS_COUNTED_ANEW, WindowSpec
 from flexstream.rows.schema import FieldType
 
-FUNCTIONS = (
-    "count", "count_if", "sum", "min", "max", "avg", "stddev", "first", "last", "distinct",
-    "approx_distinct", "order_hash",
-)  # fmt: skip
-_OF_ARGUMENT = ("min", "max", "first", "last")  # the result is one of the values
-_OF_ANY = ("first", "last", "distinct", "approx_distinct", "order_hash")  # bool too, and times
+SAME = "the argument's"  # the result is one of the values, in their type
+
+
+@dataclass(frozen=True, slots=True)
+class NotInSpark:
+    """Why `to_spark` refuses the function, and what to do instead."""
+
+    why: str
+    hint: str | None = None
+    streaming_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What there is to know of an aggregate function. The oracle (flexstream.testing) knows it by its name."""
+
+    name: str
+    of: dict[str | None, tuple[str, str]]  # what the argument is (None: there is none) -> its fold, the result's type
+    cast: str | None = None  # what the fold is over, where it is not the argument as it is
+    times: bool = False  # also of timestamps
+    nullable: bool = False
+    beside: bool = False  # keeps a table of its own beside the entries
+    ordered: bool = False  # needs rows in the order of arrival
+    overflows: bool = False  # an integer result that passes int64 fails the query
+    spark: str | None = None  # the function of pyspark.sql.functions
+    not_in_spark: NotInSpark | None = None
+
+
+def _numbers(whole: str, real: str) -> dict[str | None, tuple[str, str]]:
+    """The fold of integers and of reals; the result is one of the values."""
+    return {"i64": (whole, SAME), "f64": (real, SAME)}
+
+
+def _any(whole: str, real: str, result: str) -> dict[str | None, tuple[str, str]]:
+    return {"i64": (whole, result), "bool": (whole, result), "f64": (real, result)}
+
+
+def _real(fold: str) -> dict[str | None, tuple[str, str]]:
+    return {"i64": (fold, "double"), "f64": (fold, "double")}
+
+
+_NO_ORDER = NotInSpark(
+    "rows of the same event time come in the order of session and row sequence, which Spark does not have",
+    "use min_by or max_by over a column that orders your rows",
+)
+FUNCTIONS = {
+    record.name: record
+    for record in (
+        Function("count", {None: ("count", "int64")}, spark="count"),
+        Function("count_if", {"bool": ("sum_i", "int64")}, cast="i64", spark="count_if"),
+        Function("sum", {"i64": ("sum_i", "int64"), "f64": ("sum_f", "double")}, overflows=True, spark="sum"),
+        Function("min", _numbers("min_i", "min_f"), times=True, spark="min"),
+        Function("max", _numbers("max_i", "max_f"), times=True, spark="max"),
+        Function("avg", _real("avg"), cast="f64", spark="avg"),
+        Function("stddev", _real("stddev"), cast="f64", nullable=True, spark="stddev_samp"),
+        Function("first", _any("first", "first", SAME), times=True, not_in_spark=_NO_ORDER),
+        Function("last", _any("last", "last", SAME), times=True, not_in_spark=_NO_ORDER),
+        Function(
+            "distinct",
+            _any("distinct_i", "distinct_f", "int64"),
+            times=True,
+            beside=True,
+            spark="count_distinct",
+            not_in_spark=NotInSpark(
+                "Spark counts different values exactly in batches only", "use approx_distinct", streaming_only=True
+            ),
+        ),
+        Function(
+            "approx_distinct", _any("approx_i", "approx_f", "int64"), times=True, spark="approx_count_distinct"
+        ),
+        Function(
+            "order_hash",
+            _any("order_i", "order_f", "int64"),
+            times=True,
+            beside=True,
+            ordered=True,
+            not_in_spark=NotInSpark("rows of a DataFrame have no order of arrival"),
+        ),
+    )
+}
+
+
+def function(name: str) -> Function:
+    """The function's record. Raises QueryError: there is none of that name."""
+    if name not in FUNCTIONS:
+        raise QueryError(
+            f"there is no aggregate {name!r}", code="bad_aggregate", hint=f"aggregates are {', '.join(FUNCTIONS)}"
+        )
+    return FUNCTIONS[name]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,9 +119,9 @@ class Aggregate:
     @classmethod
     def from_json(cls, body: Any) -> Aggregate:
         match body:
-            case ["count"]:
-                return cls("count")
-            case [str(fn), arg] if fn in FUNCTIONS and fn != "count":
+            case [str(fn)] if None in _kinds(fn):
+                return cls(fn)
+            case [str(fn), arg] if _kinds(fn) - {None}:
                 return cls(fn, expressions.from_json(arg))
         raise QueryError(
             f"not an aggregate: {str(body)[:200]}",
@@ -46,40 +133,46 @@ class Aggregate:
         return f"{self.fn}({'' if self.arg is None else self.arg})"
 
 
-def result_type(aggregate: Aggregate, argument: Typed, declared: str) -> str:
+def _kinds(fn: str) -> set[str | None]:
+    """What the function takes; nothing, if there is none of that name."""
+    return set(FUNCTIONS[fn].of) if fn in FUNCTIONS else set()
+
+
+def result_type(aggregate: Aggregate, argument: Typed | None, declared: str) -> str:
     """The Arrow type of the result, as text. `declared` is the argument's type as a schema has it.
 
     Raises QueryError: the function is not for such an argument.
     """
-    fn, kind = aggregate.fn, argument.type
-    if fn == "count_if":
-        if kind != "bool":
-            raise _refused(aggregate, declared, "it counts where a condition is true: compare it with something")
-        return "int64"
-    if fn in _OF_ANY:
-        if kind == "bytes":
-            raise _refused(aggregate, declared, "bytes do not work yet: it is for numbers, times and bool")
-        return FieldType.parse(declared).arrow if fn in _OF_ARGUMENT else "int64"
-    is_time = declared.startswith("timestamp") and fn not in _OF_ARGUMENT
-    if kind not in ("i64", "f64") or is_time:
-        raise _refused(aggregate, declared, "it is for numbers" + ("" if kind == "bytes" else ": cast('i64')"))
-    if fn in _OF_ARGUMENT:
-        return FieldType.parse(declared).arrow
-    return "int64" if fn == "sum" and kind == "i64" else "double"
+    record, kind = function(aggregate.fn), None if argument is None else argument.type
+    if kind not in record.of or (declared.startswith("timestamp") and not record.times):
+        raise _refused(aggregate, declared, _takes(record, kind))
+    result = record.of[kind][1]
+    return FieldType.parse(declared).arrow if result == SAME else result
+
+
+def _takes(record: Function, kind: str | None) -> str:
+    if None in record.of:
+        return "it takes no argument"
+    if "i64" not in record.of:
+        return "it counts where a condition is true: compare it with something"
+    if "bool" in record.of:
+        return "bytes do not work yet: it is for numbers, times and bool"
+    return "it is for numbers" + ("" if kind == "bytes" else ": cast('i64')")
 
 
 def check_window(aggregate: Aggregate, window: WindowSpec | None) -> None:
     """Raises QueryError: the function cannot work over such a window."""
-    if aggregate.fn == "order_hash" and window is not None and window.kind != "tumbling":
+    record = function(aggregate.fn)
+    if record.ordered and window is not None and window.kind != "tumbling":
         raise QueryError(
-            f"order_hash needs a tumbling window, not {window}: panes do not keep the order of rows between them",
+            f"{record.name} needs a tumbling window, not {window}: panes do not keep the order of rows between them",
             code="bad_window",
             hint="use fs.tumbling(...)",
         )
-    if aggregate.fn == "distinct" and window is not None and window.windows_per_row > MOST_WINDOWS_COUNTED_ANEW:
+    if record.beside and window is not None and window.windows_per_row > MOST_WINDOWS_COUNTED_ANEW:
         raise QueryError(
-            f"distinct counts a row's value anew in each of its windows: {window.windows_per_row} times with {window}; "
-            f"the limit is {MOST_WINDOWS_COUNTED_ANEW}",
+            f"{record.name} counts a row's value anew in each of its windows: {window.windows_per_row} times with "
+            f"{window}; the limit is {MOST_WINDOWS_COUNTED_ANEW}",
             code="too_costly",
             hint="use approx_distinct, whose panes are merged, or a longer slide",
         )

@@ -10,14 +10,13 @@ from flexstream.query.typed import CALENDAR, MAX_DEPTH, Typed
 from flexstream.rows.schema import Schema
 
 MAX_NODES = 10_000
-BESIDE = ("distinct", "order_hash")  # aggregates that keep a table of their own beside the entries
 SAFE_REAL = ("add", "sub", "mul", "neg", "abs", "round_f32", "if")
 SAFE_WHOLE = ("floor", "floormod", "if", *CALENDAR)
 
 
 def why_generic(bound: BoundQuery) -> str | None:
     """Why the query has no compiled variant; None: it has one."""
-    found = next((aggregate.fn for aggregate in bound.aggregates if aggregate.fn in BESIDE), None)
+    found = next((aggregate.fn for aggregate in bound.aggregates if aggregate.function.beside), None)
     return None if found is None else f"{found} is not compiled yet: the generic variant runs the query"
 
 

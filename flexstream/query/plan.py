@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flexstream.query.aggregates import Function, function
 from flexstream.query.expr import Expr, Typed
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class BoundAggregate:
     fn: str
     arg: Typed | None
     result_type: str
+
+    @property
+    def function(self) -> Function:
+        return function(self.fn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,10 +277,8 @@ class Query:
                 code="bad_aggregate",
                 hint="fs.sum('price'), fs.count()",
             )
-        if aggregate.arg is None:
-            return BoundAggregate(name, aggregate.fn, None, "int64")
-        typed = self._bind(aggregate.arg, self.columns)
-        declared = _column_type(aggregate.arg, self.columns)
+        typed = None if aggregate.arg is None else self._bind(aggregate.arg, self.columns)
+        declared = "nothing" if aggregate.arg is None else _column_type(aggregate.arg, self.columns)
         try:
             kind = result_type(aggregate, typed, declared)
             check_window(aggregate, self.window_spec)
@@ -341,11 +339,11 @@ class Query:
         ]
 
     def result_schema(self) -> pa.Schema:
-        """The Arrow schema of the results. Only stddev can be null (of a single row)."""
+        """The Arrow schema of the results. Few aggregates can be null, as stddev of a single row."""
         import pyarrow as pa
 
         bound = self.bound()
-        nullable = {aggregate.name for aggregate in bound.aggregates if aggregate.fn == "stddev"}
+        nullable = {aggregate.name for aggregate in bound.aggregates if aggregate.function.nullable}
         return pa.schema(
             [
                 pa.field(name, arrow_type(kind), nullable=name in nullable)

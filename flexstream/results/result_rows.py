@@ -13,6 +13,7 @@ from flexstream.results.cut import Cut
 from flexstream.rows.schema import Schema
 from flexstream.rows.stream import Stream
 
+REALS = ("float", "double")  # the others are integers in result rows
 _NULL_BITS = np.int64(null_bits())
 _NUMPY_OF = {
     "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64, "uint8": np.uint8,
@@ -26,8 +27,8 @@ class ResultRows:
     def __init__(self, bound: BoundQuery) -> None:
         stream = bound.query.stream
         self.schema = bound.query.result_schema()
-        reals = {a.name for a in bound.aggregates if _is_real(a.fn, a.arg)}
-        self._nullable = {a.name for a in bound.aggregates if a.fn == "stddev"}
+        reals = {a.name for a in bound.aggregates if a.result_type in REALS}
+        self._nullable = {a.name for a in bound.aggregates if a.function.nullable}
         self._reals = sorted(reals)
         self.cut = Cut(bound.query.name)
         self.nan_results = 0  # rows of batches made so far that have an aggregate that is NaN
@@ -86,12 +87,6 @@ class LateRows:
 
 def _arrow_fields(schema: Schema) -> list[pa.Field]:
     return [field.with_nullable(False) for field in schema.to_arrow()]
-
-
-def _is_real(fn: str, arg: Any) -> bool:
-    if fn in ("distinct", "approx_distinct", "order_hash"):
-        return False
-    return fn in ("avg", "stddev") or (arg is not None and arg.type == "f64")
 
 
 def _to_arrow(values: np.ndarray[Any, Any], kind: pa.DataType, valid: np.ndarray[Any, Any] | None = None) -> pa.Array:

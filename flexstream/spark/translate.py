@@ -6,6 +6,7 @@ such a value is null, and rows with a null in a filter or in an aggregate's argu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from flexstream.query.query import Query
 
-APPROX_ERROR = 0.0325  # relative standard deviation
+PARAMETERS = {"approx_count_distinct": (0.0325,)}  # relative standard deviation: about the error of ours
 BEGINNING = -(2**62)  # microseconds: before any timestamp
 EVENT_TIME, WINDOW = "__event_time", "__window"  # no field begins with an underscore
 
@@ -79,27 +80,15 @@ def _check_translatable(bound: BoundQuery, df: DataFrame) -> None:
                 "it is in nanoseconds, Spark's timestamps are in microseconds",
                 "aggregate cast('i64') of the column",
             )
-        if aggregate.fn in ("first", "last"):
+        refused = aggregate.function.not_in_spark
+        if refused is not None and (df.isStreaming or not refused.streaming_only):
             raise _refuse(
                 query,
                 f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
-                "rows of the same event time come in the order of session and row sequence, which Spark does not have",
-                "use min_by or max_by over a column that orders your rows",
+                refused.why,
+                refused.hint,
             )
-        if aggregate.fn == "order_hash":
-            raise _refuse(
-                query,
-                f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
-                "rows of a DataFrame have no order of arrival",
-            )
-        if aggregate.fn == "distinct" and df.isStreaming:
-            raise _refuse(
-                query,
-                f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
-                "Spark counts different values exactly in batches only",
-                "use approx_distinct",
-            )
-        if aggregate.fn == "sum" and aggregate.result_type == "int64" and not _ansi(df):
+        if aggregate.function.overflows and aggregate.result_type == "int64" and not _ansi(df):
             raise _refuse(
                 query,
                 f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
@@ -172,17 +161,11 @@ def _window(bound: BoundQuery) -> Column:
 
 
 def _aggregate(aggregate: BoundAggregate, arguments: dict[str, str]) -> Column:
-    if aggregate.arg is None:
-        return F.count(F.lit(1))
-    argument = F.col(arguments[aggregate.name])
-    if aggregate.fn == "count_if":
-        return F.count_if(argument)
-    if aggregate.fn == "distinct":
-        return F.count_distinct(argument)
-    if aggregate.fn == "approx_distinct":  # Spark's own estimate, with about the same error
-        return F.approx_count_distinct(argument, APPROX_ERROR)
-    function = {"sum": F.sum, "min": F.min, "max": F.max, "avg": F.avg, "stddev": F.stddev_samp}[aggregate.fn]
-    return function(argument)
+    name = aggregate.function.spark
+    assert name is not None, f"{aggregate.fn} was refused"
+    argument = F.lit(1) if aggregate.arg is None else F.col(arguments[aggregate.name])
+    function: Callable[..., Column] = getattr(F, name)
+    return function(argument, *PARAMETERS.get(name, ()))
 
 
 def _results(bound: BoundQuery, aggregated: DataFrame, key_names: dict[str, str], groups: int) -> DataFrame:

@@ -46,7 +46,7 @@ def result_type(arrow: str) -> T.DataType:
 def result_schema(query: Query) -> T.StructType:
     """The schema that a query's results have in Spark, from the source and from `to_spark` alike."""
     bound = query.bound()
-    nullable = {aggregate.name for aggregate in bound.aggregates if aggregate.fn == "stddev"}
+    nullable = {aggregate.name for aggregate in bound.aggregates if aggregate.function.nullable}
     return T.StructType(
         [T.StructField(name, result_type(kind), name in nullable) for name, kind in bound.result_fields]
     )

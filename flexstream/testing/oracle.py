@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,31 +152,26 @@ def _arguments(query: Query, row: Row) -> list[Any] | None:
 
 def _aggregate(fn: str, values: list[Any], places: list[Place]) -> Any:
     """Of values in the order of (time, session, sequence)."""
-    if fn == "count":
-        return len(values)
-    if fn == "count_if":
-        return values.count(True)
-    if fn in ("first", "last"):
-        return values[0 if fn == "first" else -1]
-    if fn == "distinct":
-        return len({word_of(value) for value in values})
-    if fn == "approx_distinct":
-        return estimate(values)
-    if fn == "order_hash":
-        return _order_hash(values, places)
-    if fn in ("min", "max"):
-        choose = min if fn == "min" else max
-        return choose(values, key=lambda value: orderable(float(value)) if isinstance(value, float) else value)
-    if fn == "stddev":
-        return _stddev([float(value) for value in values])
-    if isinstance(values[0], int):
-        total = sum(values)
-        if fn == "avg":
-            return total / len(values)
-        if not I64_MIN <= total <= I64_MAX:
-            raise QueryError(f"a sum of {total} does not fit 64 bits", code="overflow")
-        return total
-    return _float_sum(values) / (len(values) if fn == "avg" else 1)
+    if fn not in AGGREGATES:
+        raise QueryError(f"the oracle does not know the aggregate {fn!r}", code="bad_aggregate")
+    return AGGREGATES[fn](values, places)
+
+
+def _smallest_first(value: Any) -> Any:
+    return orderable(float(value)) if isinstance(value, float) else value
+
+
+def _sum(values: list[Any]) -> Any:
+    if not isinstance(values[0], int):
+        return _float_sum(values)
+    total = sum(values)
+    if not I64_MIN <= total <= I64_MAX:
+        raise QueryError(f"a sum of {total} does not fit 64 bits", code="overflow")
+    return total
+
+
+def _mean(values: list[Any]) -> float:
+    return (sum(values) if isinstance(values[0], int) else _float_sum(values)) / len(values)
 
 
 def _order_hash(values: list[Any], places: list[Place]) -> int:
@@ -204,3 +199,19 @@ def _stddev(values: list[float]) -> float | None:
         return statistics.stdev(values)
     except OverflowError:
         return math.inf
+
+
+AGGREGATES: dict[str, Callable[[list[Any], list[Place]], Any]] = {
+    "count": lambda values, _: len(values),
+    "count_if": lambda values, _: values.count(True),
+    "sum": lambda values, _: _sum(values),
+    "min": lambda values, _: min(values, key=_smallest_first),
+    "max": lambda values, _: max(values, key=_smallest_first),
+    "avg": lambda values, _: _mean(values),
+    "stddev": lambda values, _: _stddev([float(value) for value in values]),
+    "first": lambda values, _: values[0],
+    "last": lambda values, _: values[-1],
+    "distinct": lambda values, _: len({word_of(value) for value in values}),
+    "approx_distinct": lambda values, _: estimate(values),
+    "order_hash": _order_hash,
+}

@@ -433,15 +433,15 @@ def harness_case(number: int, query: fs.Query, rows: Path, n: int) -> str:
     words = (sum(key.size for key in stream.key_fields) + 7) // 8
     empty = [1 << 63, *[0] * words]
     for fold in lower(bound).folds:
-        name = next(name for name, (code, _) in FOLDS.items() if code == fold.fold)
+        name = next(known.name for known in FOLDS.values() if known.number == fold.fold)
         start = {
-            ("min", "i64"): 2**63 - 1,
-            ("max", "i64"): 2**63,
-            ("min", "f64"): 0x7FF8 << 48,
-            ("max", "f64"): 0xFFF0 << 48,
+            "min_i": 2**63 - 1,
+            "max_i": 2**63,
+            "min_f": 0x7FF8 << 48,
+            "max_f": 0xFFF0 << 48,
         }.get(name, 0)
-        if name[0] in ("first", "last"):
-            empty += [0, 2**63 - 1 if name[0] == "first" else 2**63, 0, 0]
+        if name in ("first", "last"):
+            empty += [0, 2**63 - 1 if name == "first" else 2**63, 0, 0]
         else:
             empty += [start] * fold.slots
     key = ", ".join(f"{{{f.offset}, {f.size}, {KEY_FORMS.get(f.kind, 0)}}}" for f in stream.key_fields)

@@ -199,9 +199,9 @@ cdef Step store_kernel(Query *query, Context *context, PaneSet *panes, const uns
     for i in range(m):
         row = rows + <size_t> context.scratch.selected[i] * query.row_bytes
         time = fs_i64(row + query.time_offset)
-        if window == 0 or time < start or time >= start + query.pane:
-            start = time // query.pane * query.pane
-            window = <uint64_t> (start // query.pane - store.first_window + 1) << 40
+        if window == 0 or time < start or time >= start + query.windower.pane:
+            start = time // query.windower.pane * query.windower.pane
+            window = <uint64_t> (start // query.windower.pane - store.first_window + 1) << 40
         cell = find(table, window | (<uint64_t> fs_i64(row + query.layout.key[0].offset) + 1))
         if old == 0 or old == worker + 1:
             cell.count += 1
@@ -271,7 +271,7 @@ def install(list states, list placement, uint64_t cells_per_group, int64_t first
     for w, one in enumerate(states):
         state = one
         store.query[<int> w] = state.query
-        store.first_window = first_time // state.query.pane
+        store.first_window = first_time // state.query.windower.pane
         state.query.kernel = store_kernel
 
 

@@ -8,7 +8,8 @@ from flexstream.cython_ext.includes.native cimport (
     FS_TIME_LIMIT, fs_count, fs_load_acquire, fs_store_relaxed, fs_thread_cpu_ns,
 )
 from flexstream.cython_ext.operators.generic_variant cimport generic_kernel
-from flexstream.cython_ext.operators.panes cimport STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end
+from flexstream.cython_ext.operators.panes cimport STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step
+from flexstream.cython_ext.operators.windower cimport first_end, pane_end, revises
 
 cdef enum:
     GENERIC_ROWS = 64         # given to the generic variant at a stop: new keys and panes come in bunches
@@ -25,10 +26,10 @@ cdef inline void show_pane(Query *query, Context *context, PaneSet *panes, Pane 
     view.start = 0
     view.span = 0
     view.range = 0
-    if pane == NULL or pane.start < panes.rolled_until or (query.lateness > 0 and first_end(query, pane.start) <= panes.fired_until):
+    if pane == NULL or pane.start < panes.rolled_until or (revises(&query.windower) and first_end(&query.windower, pane.start) <= panes.fired_until):
         return
     view.start = pane.start if pane.start > -FS_TIME_LIMIT else -FS_TIME_LIMIT
-    end = pane.start + query.pane
+    end = pane_end(&query.windower, pane.start)
     if end > context.latest + 1:       # later times are rejected, which the generic variant does
         end = context.latest + 1
     if end <= view.start:

@@ -6,13 +6,13 @@ from libc.string cimport memcpy
 from flexstream.cython_ext.memory.arena cimport ARENA_FULL, ARENA_WAIT, ArenaStatus
 from flexstream.cython_ext.memory.blocks cimport Block, block_rows, output_block
 from flexstream.cython_ext.operators.dense_pane cimport dense_settle
-from flexstream.cython_ext.includes.native cimport fs_count, fs_load_relaxed, fs_minus, fs_store_relaxed
+from flexstream.cython_ext.includes.native cimport fs_count, fs_load_relaxed, fs_store_relaxed
 from flexstream.cython_ext.operators.merging cimport SCAN, positions_in_use, table_merge
 from flexstream.cython_ext.memory.messages cimport RESULT_BLOCK
 from flexstream.cython_ext.operators.panes cimport (
     PHASE_CLEAN, PHASE_EMIT, PHASE_EMIT_NEWER, PHASE_EMIT_UNMERGED, PHASE_FLIP, PHASE_MERGE, PHASE_NONE, PHASE_RETIRE,
-    PHASE_SIDES, STEP_DONE, STEP_MORE, STEP_WAIT, Context, Pane, PaneSet, Query, Rolling, Step, closed_until, drop_panes,
-    end_after, first_end, hand_over, next_due, next_part, open_from, pane_position,
+    PHASE_SIDES, STEP_DONE, STEP_MORE, STEP_WAIT, Context, Pane, PaneSet, Query, Rolling, Step, closed_until,
+    drop_panes, hand_over, next_due, next_part, pane_position,
 )
 from flexstream.cython_ext.operators.table cimport (
     DIRTY_BIT, MAX_ENTRY_WORDS, ROWS_MASK, Table, entry_merge, entry_results, table_find,
@@ -22,6 +22,9 @@ from flexstream.cython_ext.operators.rolling cimport (
     rolling_in_use, rolling_release, rolling_retire_slice,
 )
 from flexstream.cython_ext.operators.side_tables cimport sides_begin, sides_of_window, sides_slice
+from flexstream.cython_ext.operators.windower cimport (
+    end_after, first_end, last_end_until, needed_from, open_from, revises, window_number, window_start,
+)
 
 cdef enum:
     SLICE = 4096              # entries merged, moved or looked at between two quiescent points
@@ -30,18 +33,18 @@ cdef enum:
 
 cdef uint32_t count_firing(Query *query, PaneSet *panes, int64_t end) noexcept nogil:
     """How often the window has fired before; counts this firing in all of its panes."""
-    cdef uint32_t i = pane_position(panes, fs_minus(end, query.size))
+    cdef uint32_t i = pane_position(panes, window_start(&query.windower, end))
     cdef uint32_t last = pane_position(panes, end)
     cdef uint32_t before = 0
     cdef uint32_t k
     cdef Pane *pane
     for k in range(i, last):
         pane = panes.panes[k]
-        if pane.fired[(end - first_end(query, pane.start)) // query.slide] > before:
-            before = pane.fired[(end - first_end(query, pane.start)) // query.slide]
+        if pane.fired[window_number(&query.windower, pane.start, end)] > before:
+            before = pane.fired[window_number(&query.windower, pane.start, end)]
     for k in range(i, last):
         pane = panes.panes[k]
-        pane.fired[(end - first_end(query, pane.start)) // query.slide] = before + 1
+        pane.fired[window_number(&query.windower, pane.start, end)] = before + 1
     return before
 
 
@@ -50,11 +53,11 @@ cdef bint next_revision(Query *query, PaneSet *panes, int64_t *end) noexcept nog
     cdef int64_t floor = max(closed_until(query, panes), panes.revised_until)
     cdef int64_t after
     cdef uint32_t i
-    after = end_after(query, floor)
-    i = pane_position(panes, max(panes.dirty_from, open_from(query, floor)))
+    after = end_after(&query.windower, floor)
+    i = pane_position(panes, max(panes.dirty_from, open_from(&query.windower, floor)))
     while i < panes.n and panes.panes[i].start <= panes.dirty_to:
         if panes.panes[i].dirty:
-            end[0] = max(first_end(query, panes.panes[i].start), after)
+            end[0] = max(first_end(&query.windower, panes.panes[i].start), after)
             return end[0] <= panes.fired_until
         i += 1
     return False
@@ -111,7 +114,7 @@ cdef void give_up_merging(Query *query, Context *context, PaneSet *panes) noexce
     """There is no memory for it: parts are looked up in each other, key by key, which needs none."""
     if not panes.revising:
         rolling_release(query, context.arena, panes)
-    go_to_pane(panes, fs_minus(panes.firing_end, query.size))
+    go_to_pane(panes, window_start(&query.windower, panes.firing_end))
     while is_in_window(panes):
         dense_settle(query, context.arena, panes.panes[panes.merge_next])
         panes.merge_next += 1
@@ -120,7 +123,7 @@ cdef void give_up_merging(Query *query, Context *context, PaneSet *panes) noexce
 
 
 cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t end, bint revising) noexcept nogil:
-    cdef int64_t start = fs_minus(end, query.size)
+    cdef int64_t start = window_start(&query.windower, end)
     cdef uint32_t first = pane_position(panes, start)
     cdef ArenaStatus status
     cdef bint single = (first + 1 >= panes.n or panes.panes[first + 1].start >= end) and panes.panes[first].also == NULL
@@ -134,7 +137,7 @@ cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t e
             return STEP_WAIT
         if query.ordered:
             fs_store_relaxed(&query.failed, 2)      # rows of a group were taken by two workers at once
-    panes.revision = count_firing(query, panes, end) if query.lateness > 0 else 0
+    panes.revision = count_firing(query, panes, end) if revises(&query.windower) else 0
     if single:
         dense_settle(query, context.arena, panes.panes[first])
         panes.source = &panes.panes[first].table
@@ -151,7 +154,7 @@ cdef Step begin_window(Query *query, Context *context, PaneSet *panes, int64_t e
 cdef inline void after_merging(Query *query, PaneSet *panes) noexcept nogil:
     """Entries are merged, or cannot be (`panes.unmerged`)."""
     cdef Rolling *rolling = rolling_in_use(query, panes)
-    go_to_pane(panes, fs_minus(panes.firing_end, query.size))
+    go_to_pane(panes, window_start(&query.windower, panes.firing_end))
     if panes.unmerged:
         panes.phase = PHASE_EMIT_UNMERGED
     else:
@@ -201,7 +204,7 @@ cdef Step emit_entry(Query *query, Context *context, PaneSet *panes, uint32_t gr
     """One result row. STEP_WAIT: the reader is behind, and nothing was written."""
     cdef Block *block = output_block(&query.results)
     cdef unsigned char *out
-    cdef int64_t start = fs_minus(panes.firing_end, query.size)
+    cdef int64_t start = window_start(&query.windower, panes.firing_end)
     cdef uint32_t key_bytes = query.layout.key_bytes
     if block != NULL and block.rows == block.capacity:
         if not hand_over(&query.results, context, RESULT_BLOCK, query):
@@ -289,7 +292,7 @@ cdef Step emit_slice(Query *query, Context *context, PaneSet *panes, uint32_t gr
 
 cdef bint merge_key(Query *query, PaneSet *panes, const unsigned char *entry, unsigned char *into) noexcept nogil:
     """Entry and what later parts of the window have for its key, in `into`. False: an earlier part has the key."""
-    cdef uint32_t i = pane_position(panes, fs_minus(panes.firing_end, query.size))
+    cdef uint32_t i = pane_position(panes, window_start(&query.windower, panes.firing_end))
     cdef unsigned char *found
     cdef Pane *part
     cdef bint behind = False
@@ -336,19 +339,17 @@ cdef Step emit_unmerged_slice(Query *query, Context *context, PaneSet *panes, ui
 
 cdef void pass_until(const Query *query, PaneSet *panes, int64_t moment) noexcept nogil:
     """Windows that end at or before the moment have fired, or have nothing to fire: rows that have no other are late."""
-    cdef int64_t last = fs_minus(end_after(query, moment), query.slide)
     if moment == INT64_MIN:
         return
-    if last > panes.fired_until:
-        panes.fired_until = last
+    panes.fired_until = max(panes.fired_until, last_end_until(&query.windower, moment))
     if moment > panes.watermark:
         panes.watermark = moment
-    panes.late_before = open_from(query, closed_until(query, panes))
+    panes.late_before = open_from(&query.windower, closed_until(query, panes))
 
 
 cdef bint drop_passed(Query *query, Context *context, PaneSet *panes, int64_t moment) noexcept nogil:
     """Forget panes that no window after the moment needs, and no revision. False: there are more of them."""
-    cdef int64_t needed = open_from(query, fs_minus(moment, query.lateness))
+    cdef int64_t needed = needed_from(&query.windower, moment)
     cdef uint32_t n = 0
     while n < panes.n and n < DROP_SLICE and panes.panes[n].start < needed:
         n += 1

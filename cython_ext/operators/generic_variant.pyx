@@ -6,14 +6,15 @@ from libc.string cimport memcpy
 from flexstream.cython_ext.memory.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, ArenaStatus
 from flexstream.cython_ext.memory.blocks cimport Block, block_rows
 from flexstream.cython_ext.operators.dense_pane cimport dense_settle_all
-from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_floor_to, fs_i64, fs_store_relaxed
+from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_i64, fs_store_relaxed
 from flexstream.cython_ext.operators.panes cimport (
-    STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, first_end, mark_dirty, pane_get, pane_position,
+    STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, mark_dirty, pane_get, pane_position,
 )
 from flexstream.cython_ext.operators.table cimport DIRTY_BIT, Origin, pack_keys, table_apply, table_locate
 from flexstream.cython_ext.expressions.program cimport BATCH, Scratch, drop_bad, program_run
 from flexstream.cython_ext.operators.rolling cimport rolling_forget
 from flexstream.cython_ext.operators.side_tables cimport sides_apply, sides_locate
+from flexstream.cython_ext.operators.windower cimport first_end, pane_end, pane_of, revises
 
 
 cdef void write_late(Query *query, Context *context, const unsigned char *rows, uint32_t n_late,
@@ -68,11 +69,11 @@ cdef ArenaStatus locate_across_panes(Query *query, Context *context, PaneSet *pa
     for i in range(m):
         scratch.todo[i] = i
     while left:
-        start = fs_floor_to(scratch.time[scratch.todo[0]], query.pane)
+        start = pane_of(&query.windower, scratch.time[scratch.todo[0]])
         n = 0
         kept = 0
         for i in range(left):
-            if start <= scratch.time[scratch.todo[i]] < start + query.pane:
+            if start <= scratch.time[scratch.todo[i]] < pane_end(&query.windower, start):
                 scratch.which[n] = scratch.todo[i]
                 n += 1
             else:
@@ -100,9 +101,9 @@ cdef ArenaStatus locate(Query *query, Context *context, PaneSet *panes, uint32_t
     cdef int64_t start
     cdef ArenaStatus status
     cdef uint32_t i
-    if pane == NULL or earliest < pane.start or latest >= pane.start + query.pane:
-        start = fs_floor_to(earliest, query.pane)
-        if latest >= start + query.pane:
+    if pane == NULL or earliest < pane.start or latest >= pane_end(&query.windower, pane.start):
+        start = pane_of(&query.windower, earliest)
+        if latest >= pane_end(&query.windower, start):
             return locate_across_panes(query, context, panes, m)
         status = pane_get(query, context, panes, start, &pane)
         if status == ARENA_FULL:
@@ -118,8 +119,8 @@ cdef void mark_revisions(Query *query, PaneSet *panes, Scratch *scratch, uint32_
     cdef uint32_t i
     cdef int64_t start
     for i in range(m):
-        start = fs_floor_to(scratch.time[i], query.pane)
-        if first_end(query, start) <= panes.fired_until:
+        start = pane_of(&query.windower, scratch.time[i])
+        if first_end(&query.windower, start) <= panes.fired_until:
             (<uint64_t *> scratch.entry[i])[0] |= DIRTY_BIT
             mark_dirty(panes, panes.panes[pane_position(panes, start)])
 
@@ -189,7 +190,7 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
             fs_store_relaxed(&query.failed, 1)
         if query.n_sides:
             sides_apply(query, context, homed)
-        if query.lateness > 0 and earliest < panes.fired_until:
+        if revises(&query.windower) and earliest < panes.fired_until:
             mark_revisions(query, panes, scratch, homed)
     if n_late:
         write_late(query, context, rows, n_late, panes.watermark)

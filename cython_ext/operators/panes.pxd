@@ -1,8 +1,7 @@
 """A query's state on one worker: panes per group, the kernel that fills them, the firing that empties them.
 
 All of it belongs to the worker's thread, but for the counters, which others may read at any time, `failed`, which
-the worker writes, and the outputs' rings (blocks.pxd). Window ends are k * slide + size; a pane is the smallest
-slice that windows share, so a window is a run of panes.
+the worker writes, and the outputs' rings (blocks.pxd). How time is cut into panes and windows: windower.pxd.
 
 Invariants:
 - every pane of a set is one that an unfired window, or a window within its allowed lateness, still needs;
@@ -11,13 +10,13 @@ Invariants:
 - a pane with `also` is the sum of its parts; only the first part takes rows.
 """
 
-from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from flexstream.cython_ext.memory.arena cimport Arena, ArenaStatus
 from flexstream.cython_ext.memory.blocks cimport Output
 from flexstream.cython_ext.operators.dense_front cimport Dense, Front
-from flexstream.cython_ext.includes.native cimport fs_end_after, fs_first_end, fs_last_end, fs_minus, fs_open_from
 from flexstream.cython_ext.operators.table cimport Layout, Side, Table
+from flexstream.cython_ext.operators.windower cimport Windower, final_until, revises, windows_of_pane
 from flexstream.cython_ext.expressions.program cimport Program, Scratch
 from flexstream.cython_ext.memory.ring cimport Ring
 
@@ -148,10 +147,7 @@ cdef struct Query:
     uint32_t groups
     uint32_t row_bytes
     uint32_t time_offset
-    int64_t size              # in the unit of the stream's time field, like all times here
-    int64_t slide
-    int64_t pane
-    int64_t lateness
+    Windower windower         # its unit is that of the stream's time field, like that of all times here
     int64_t ended_until       # the last end of a window that fired when the stream had ended; others may read it
     Kernel kernel
     const Program *program
@@ -180,40 +176,15 @@ cdef struct Query:
     uint64_t variant          # the compiled variant's function, or 0; Python stores it (release), the worker loads it
 
 
-cdef inline int64_t first_end(const Query *query, int64_t pane_start) noexcept nogil:
-    """The end of the earliest window that holds the pane."""
-    return fs_first_end(pane_start, query.pane, query.size, query.slide)
-
-
-cdef inline int64_t last_end(const Query *query, int64_t pane_start) noexcept nogil:
-    return fs_last_end(pane_start, query.size, query.slide)
-
-
 cdef inline uint64_t pane_bytes(const Query *query) noexcept nogil:
     """Of a Pane, with its side tables and the counts of its windows behind it."""
-    cdef uint64_t windows = 0
-    if query.lateness > 0:
-        windows = <uint64_t> ((query.size + query.slide - 1) // query.slide)
+    cdef uint64_t windows = windows_of_pane(&query.windower) if revises(&query.windower) else 0
     return sizeof(Pane) + query.n_sides * sizeof(Table) + windows * sizeof(uint32_t)
-
-
-cdef inline int64_t end_after(const Query *query, int64_t moment) noexcept nogil:
-    """The earliest window end later than `moment`."""
-    if moment == INT64_MIN:
-        return INT64_MIN
-    return fs_end_after(moment, query.size, query.slide)
-
-
-cdef inline int64_t open_from(const Query *query, int64_t moment) noexcept nogil:
-    """Where the earliest window begins that ends after `moment`: a pane before it has none left."""
-    if moment == INT64_MIN:
-        return INT64_MIN
-    return fs_open_from(moment, query.size, query.slide)
 
 
 cdef inline int64_t closed_until(const Query *query, const PaneSet *panes) noexcept nogil:
     """Windows that end at or before this never change any more: beyond their lateness, or fired before a restart."""
-    return max(fs_minus(panes.watermark, query.lateness), panes.restored_until)
+    return max(final_until(&query.windower, panes.watermark), panes.restored_until)
 
 
 cdef inline void next_part(PaneSet *panes) noexcept nogil:

@@ -14,6 +14,7 @@ from flexstream.cython_ext.operators.table cimport (
 from flexstream.cython_ext.memory.ring cimport Message, ring_push
 from flexstream.cython_ext.operators.rolling cimport rolling_forget, rolling_release
 from flexstream.cython_ext.operators.side_tables cimport sides_drop, sides_release
+from flexstream.cython_ext.operators.windower cimport end_after, first_end, is_one_pane, open_from
 
 cdef enum:
     FIRST_CAPACITY = 16
@@ -64,18 +65,13 @@ cdef inline uint32_t least_capacity(const Query *query) noexcept nogil:
     return FIRST_WIDE if query.layout.stride > WIDE else FIRST_CAPACITY
 
 
-cdef inline bint is_window(const Query *query) noexcept nogil:
-    """Whether a pane is a whole window: it takes many rows and is looked through once, not again and again."""
-    return query.pane == query.size
-
-
 cdef uint32_t expected_capacity(const Query *query, const PaneSet *panes) noexcept nogil:
     """As many keys as the pane before it has now: growing step by step would cost more than the memory."""
     cdef uint32_t capacity = least_capacity(query)
     cdef uint32_t keys = panes.usual_keys
     if panes.recent != NULL and panes.recent.table.used + panes.recent.table.reserved > keys:
         keys = panes.recent.table.used + panes.recent.table.reserved
-    while keys_within(capacity, capacity * query.layout.stride, is_window(query)) < keys \
+    while keys_within(capacity, capacity * query.layout.stride, is_one_pane(&query.windower)) < keys \
             and capacity < MOST_EXPECTED:
         capacity *= 2
     return capacity
@@ -167,7 +163,7 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
     pane.start = start
     pane.sides = <Table *> (<unsigned char *> memory + sizeof(Pane))
     pane.fired = <uint32_t *> (pane.sides + query.n_sides)
-    status = table_init(&pane.table, &query.layout, expected_capacity(query, panes), context.arena, is_window(query))
+    status = table_init(&pane.table, &query.layout, expected_capacity(query, panes), context.arena, is_one_pane(&query.windower))
     if status == ARENA_FULL:
         status = table_init(&pane.table, &query.layout, least_capacity(query), context.arena)
     if status != ARENA_OK:
@@ -335,11 +331,11 @@ cdef void query_release(Query *query, Arena *arena) noexcept nogil:
 
 cdef bint next_due(Query *query, PaneSet *panes, int64_t watermark, int64_t *end) noexcept nogil:
     """The earliest window that has not fired, holds a pane, and ends at or before the watermark."""
-    cdef uint32_t i = pane_position(panes, open_from(query, panes.fired_until))
-    cdef int64_t after = end_after(query, panes.fired_until)
+    cdef uint32_t i = pane_position(panes, open_from(&query.windower, panes.fired_until))
+    cdef int64_t after = end_after(&query.windower, panes.fired_until)
     if i == panes.n:
         return False
-    end[0] = first_end(query, panes.panes[i].start)
+    end[0] = first_end(&query.windower, panes.panes[i].start)
     if end[0] < after:
         end[0] = after
     return end[0] <= watermark

@@ -8,18 +8,21 @@ from libc.string cimport memcpy, memset
 from flexstream.cython_ext.memory.allocator cimport Allocator
 from flexstream.cython_ext.memory.blocks cimport output_bytes, output_destroy, output_init
 from flexstream.cython_ext.operators.dense_front cimport DensePlan
-from flexstream.cython_ext.includes.native cimport fs_minus, fs_load_relaxed, fs_store_release
+from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_release
 from flexstream.cython_ext.operators.merging cimport layout_invertible
-from flexstream.cython_ext.operators.panes cimport (
-    FS_BUCKETS, FS_PREDICATES, PaneSet, Query, end_after, first_end, fs_profile, last_end, query_init,
-)
+from flexstream.cython_ext.operators.panes cimport FS_BUCKETS, FS_PREDICATES, PaneSet, Query, fs_profile, query_init
 from flexstream.cython_ext.operators.table cimport (
     FOLD_FIRST, FOLD_LAST, FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, FS_ORDERED, FS_SIDE, KEY_RAW, MAX_SIDES,
     USED_BIT, Layout, Side, fs_facts_of,
 )
-from flexstream.cython_ext.expressions.program cimport BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free
+from flexstream.cython_ext.expressions.program cimport (
+    BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free,
+)
 from flexstream.cython_ext.operators.rolling cimport KEPT_PANES, STACKED_PANES
 from flexstream.cython_ext.operators.compiled_variant cimport variant_kernel
+from flexstream.cython_ext.operators.windower cimport (
+    end_after, first_end, follows, last_end, open_from, panes_of_window,
+)
 
 RESULT_BLOCK_ROWS = 384
 BLOCKS_PER_CHUNK = 4
@@ -121,10 +124,10 @@ cdef class QueryState:
         query.groups = groups
         query.row_bytes = stream.schema.row_bytes
         query.time_offset = stream.time_field.offset
-        query.size = bound.size
-        query.slide = bound.slide
-        query.pane = bound.pane
-        query.lateness = bound.allowed_lateness
+        query.windower.size = bound.windower.size
+        query.windower.slide = bound.windower.slide
+        query.windower.pane = bound.windower.pane
+        query.windower.lateness = bound.windower.lateness
         query.ended_until = INT64_MIN
         query.kernel = variant_kernel
         query.program = self.program
@@ -134,8 +137,8 @@ cdef class QueryState:
         build_layout(&query.layout, lowered)
         build_sides(query, lowered)
         query.invertible = query.n_sides == 0 and layout_invertible(&query.layout)
-        query.stacked = query.n_sides == 0 and not query.invertible and query.size // query.pane > STACKED_PANES
-        query.keeps = (query.invertible or query.stacked) and query.size // query.pane > KEPT_PANES
+        query.stacked = query.n_sides == 0 and not query.invertible and panes_of_window(&query.windower) > STACKED_PANES
+        query.keeps = (query.invertible or query.stacked) and panes_of_window(&query.windower) > KEPT_PANES
         query.sets = <PaneSet *> calloc(groups, sizeof(PaneSet))
         if query.sets == NULL:
             raise MemoryError("no memory for a query's panes")
@@ -205,7 +208,7 @@ cdef class QueryState:
         for group, end in ends.items():
             panes = &self.query.sets[<uint32_t> group]
             panes.watermark = panes.fired_until = panes.restored_until = end
-            panes.late_before = panes.restored_until - self.query.size + self.query.slide
+            panes.late_before = open_from(&self.query.windower, panes.restored_until)
 
     def use_variant(self, size_t function):
         """Run the compiled variant from the next batch on; 0: the generic one. The code must stay loaded."""
@@ -278,11 +281,11 @@ cdef class QueryState:
             runs = []
             low = high = INT64_MIN
             for i in range(panes.n):
-                first = max(first_end(self.query, panes.panes[i].start), end_after(self.query, panes.fired_until))
-                last = last_end(self.query, panes.panes[i].start)
+                first = max(first_end(&self.query.windower, panes.panes[i].start), end_after(&self.query.windower, panes.fired_until))
+                last = last_end(&self.query.windower, panes.panes[i].start)
                 if first > last:
                     continue
-                if high == INT64_MIN or fs_minus(first, self.query.slide) > high:
+                if high == INT64_MIN or not follows(&self.query.windower, first, high):
                     if high != INT64_MIN:
                         runs.append((low, high))
                     low = first

@@ -3,17 +3,20 @@
 from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from flexstream.cython_ext.memory.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus, arena_alloc, arena_release
+from flexstream.cython_ext.memory.arena cimport (
+    ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus, arena_alloc, arena_release,
+)
 from flexstream.cython_ext.includes.native cimport fs_store_relaxed
 from flexstream.cython_ext.operators.merging cimport table_take_out
 from flexstream.cython_ext.operators.panes cimport (
     PHASE_FLIP, PHASE_NONE, PHASE_RETIRE, STEP_MORE, STEP_WAIT, Context, Pane, PaneSet, Query, Rolling, Step,
-    before_release, next_part, open_from, pane_position,
+    before_release, next_part, pane_position,
 )
 from flexstream.cython_ext.operators.table cimport (
     ROWS_MASK, USED_BIT, Table, entry_merge, table_add, table_clear, table_destroy, table_find, table_init,
     table_locate,
 )
+from flexstream.cython_ext.operators.windower cimport open_from
 
 cdef enum:
     FIRST_CAPACITY = 16
@@ -121,7 +124,7 @@ cdef ArenaStatus rolling_begin(Query *query, Context *context, PaneSet *panes, i
 cdef bint rolling_begin_retiring(Query *query, Arena *arena, PaneSet *panes) noexcept nogil:
     """Whether panes are in it that no window has which has not fired. True: the phase is set."""
     cdef Rolling *rolling = rolling_of(query, panes)
-    cdef int64_t keep = open_from(query, panes.fired_until)
+    cdef int64_t keep = open_from(&query.windower, panes.fired_until)
     cdef uint32_t kept
     panes.revising = False
     if rolling == NULL or not rolls(query) or rolling.begin >= keep:
@@ -169,7 +172,7 @@ cdef bint put_back(Query *query, Arena *arena, Rolling *rolling, Pane *pane, uin
 
 cdef Step rolling_retire_slice(Query *query, Context *context, PaneSet *panes, uint32_t budget) noexcept nogil:
     cdef Rolling *rolling = rolling_of(query, panes)
-    cdef int64_t keep = open_from(query, panes.fired_until)
+    cdef int64_t keep = open_from(&query.windower, panes.fired_until)
     cdef Pane *pane
     while panes.merge_next < panes.n and panes.panes[panes.merge_next].start < keep \
             and panes.panes[panes.merge_next].start < rolling.until:

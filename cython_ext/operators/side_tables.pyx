@@ -4,15 +4,15 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from flexstream.cython_ext.memory.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus
-from flexstream.cython_ext.includes.native cimport fs_floor_to, fs_minus
 from flexstream.cython_ext.operators.panes cimport (
-    PHASE_EMIT, PHASE_EMIT_UNMERGED, STEP_DONE, STEP_MORE, STEP_WAIT, Context, Pane, PaneSet, Query, Step,
-    next_part, pane_position,
+    PHASE_EMIT, PHASE_EMIT_UNMERGED, STEP_DONE, STEP_MORE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, next_part,
+    pane_position,
 )
 from flexstream.cython_ext.operators.table cimport (
     FS_ORDERED, FS_REAL, MAX_KEY_WORDS, ROWS_MASK, Side, Table, table_clear, table_destroy, table_find, table_init,
     table_locate,
 )
+from flexstream.cython_ext.operators.windower cimport pane_of, window_start
 from flexstream.cython_ext.expressions.program cimport BATCH, Scratch
 
 cdef extern from "flexstream_abi.h" nogil:
@@ -57,7 +57,7 @@ cdef ArenaStatus locate_in(Query *query, Context *context, PaneSet *panes, uint3
         if scratch.entry[i] == NULL:
             i += 1
             continue
-        start = fs_floor_to(scratch.time[i], query.pane)
+        start = pane_of(&query.windower, scratch.time[i])
         if pane == NULL or pane.start != start:
             pane = panes.panes[pane_position(panes, start)]
         table = &pane.sides[number]
@@ -128,7 +128,7 @@ cdef void sides_apply(Query *query, Context *context, uint32_t m) noexcept nogil
 
 
 cdef void first_part(Query *query, PaneSet *panes) noexcept nogil:
-    panes.merge_next = pane_position(panes, fs_minus(panes.firing_end, query.size))
+    panes.merge_next = pane_position(panes, window_start(&query.windower, panes.firing_end))
     panes.merge_part = panes.panes[panes.merge_next]
     panes.cursor = 0
 
@@ -164,7 +164,7 @@ cdef void sides_begin(Query *query, PaneSet *panes) noexcept nogil:
 cdef bint seen_before(Query *query, PaneSet *panes, const unsigned char *entry) noexcept nogil:
     """Whether a part before this one has the value."""
     cdef const Side *side = &query.sides[panes.side]
-    cdef uint32_t i = pane_position(panes, fs_minus(panes.firing_end, query.size))
+    cdef uint32_t i = pane_position(panes, window_start(&query.windower, panes.firing_end))
     cdef const unsigned char *found
     cdef Pane *part
     while True:
@@ -183,7 +183,7 @@ cdef bint seen_before(Query *query, PaneSet *panes, const unsigned char *entry) 
 cdef void count_value(Query *query, PaneSet *panes, const unsigned char *entry) noexcept nogil:
     """One more for the key: in its merged entry, or in that of the first part that has the key."""
     cdef const Side *side = &query.sides[panes.side]
-    cdef uint32_t i = pane_position(panes, fs_minus(panes.firing_end, query.size))
+    cdef uint32_t i = pane_position(panes, window_start(&query.windower, panes.firing_end))
     cdef unsigned char *found
     cdef Pane *part
     if not panes.unmerged:

@@ -6,12 +6,15 @@ from libc.string cimport memcpy
 from flexstream.cython_ext.memory.arena cimport ARENA_OK, arena_alloc, arena_release, arena_size
 from flexstream.cython_ext.operators.dense_pane cimport dense_settle
 from flexstream.cython_ext.operators.firing cimport settle
-from flexstream.cython_ext.includes.native cimport fs_count, fs_floor_to, fs_load_acquire, fs_store_release
+from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_release
 from flexstream.cython_ext.memory.messages cimport BORROW, GIVE_BACK, SHARE
 from flexstream.cython_ext.worker.moving cimport (
     begin_at, bytes_of_pane, position_of, query_of, ring_room, take_over, tell, wake,
 )
-from flexstream.cython_ext.operators.panes cimport Pane, PaneSet, Query, list_release, list_skip, mark_dirty, panes_absorb, panes_reset
+from flexstream.cython_ext.operators.panes cimport (
+    Pane, PaneSet, Query, list_release, list_skip, mark_dirty, panes_absorb, panes_reset,
+)
+from flexstream.cython_ext.operators.windower cimport pane_end, pane_of
 from flexstream.cython_ext.worker.work_item cimport begin_advance, detach, note_session
 from flexstream.cython_ext.worker.shared cimport Connection, LentStream, SharedQuery
 
@@ -144,7 +147,7 @@ cdef bint passes_a_pane(StreamState *stream, int64_t before, int64_t now) noexce
     if now == INT64_MAX or before == INT64_MIN:
         return True
     for q in range(stream.n_queries):
-        if fs_floor_to(now, stream.queries[q].pane) > fs_floor_to(before, stream.queries[q].pane):
+        if pane_of(&stream.queries[q].windower, now) > pane_of(&stream.queries[q].windower, before):
             return True
     return stream.n_queries == 0
 
@@ -153,7 +156,7 @@ cdef uint32_t complete_panes(const Query *query, const PaneSet *panes, int64_t w
     cdef uint32_t n = 0
     if everything or watermark == INT64_MAX:
         return panes.n
-    while n < panes.n and panes.panes[n].start + query.pane <= watermark:
+    while n < panes.n and pane_end(&query.windower, panes.panes[n].start) <= watermark:
         n += 1
     return n
 

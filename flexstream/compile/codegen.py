@@ -462,7 +462,7 @@ class _Generator:
                 *(self.passing_function() if self.pipeline.ahead else []),
                 *(self.merge_function() if self.hot else []),
                 f"/* Query {comment(self.pipeline.bound.query.name)} over stream {comment(self.stream.name)}, "
-                f"panes of {self.pipeline.bound.pane} {self.stream.time_unit}. */",
+                f"panes of {self.pipeline.bound.windower.pane} {self.stream.time_unit}. */",
                 f"/* Variant: {comment(str(self.choices))} */",
                 *self.run_function(),
                 *self.entry_point(),

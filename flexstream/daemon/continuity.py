@@ -87,7 +87,7 @@ class Continuity:
                 name, bound = running.query.name, running.query.bound()
                 found = [self._catalog.cut.get(name), _cut_of(running).until]
                 if name in last_ends and running.query.stream.name in live:
-                    found.append(last_ends[name] - bound.size + bound.slide)  # the last of them begins before it
+                    found.append(bound.windower.open_from(last_ends[name]))  # the last of them begins before it
                 known = [until for until in found if until is not None]
                 if known:
                     self._catalog.cut[name] = max(known)

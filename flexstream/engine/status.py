@@ -235,16 +235,16 @@ def open_windows(queries: Iterable[RunningQuery]) -> list[dict[str, Any]]:
     """
     found = []
     for running in queries:
-        bound = running.query.bound()
+        windower = running.query.bound().windower
         per_group = [runs for state in running.states for runs in state.open_runs().values()]
-        runs = _merged((run for group in per_group for run in group), bound.slide)
+        runs = windower.joined(run for group in per_group for run in group)
         if runs:
-            ranges = [[first - bound.size, last] for first, last in runs]
+            ranges = [list(windower.times(run)) for run in runs]
             found.append(
                 {
                     "query": running.query.name,
                     "groups": len(per_group),
-                    "windows": sum((last - first) // bound.slide + 1 for first, last in runs),
+                    "windows": sum(windower.count(run) for run in runs),
                     "first_end": runs[0][0],
                     "last_end": runs[-1][1],
                     "ranges": ranges[:MOST_RANGES],
@@ -252,17 +252,6 @@ def open_windows(queries: Iterable[RunningQuery]) -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-def _merged(runs: Iterable[tuple[int, int]], step: int) -> list[tuple[int, int]]:
-    """Runs of equal steps, joined where they touch."""
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(runs):
-        if merged and first - step <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return merged
 
 
 def group_rows(streams: Iterable[RunningStream], groups: int) -> list[int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flexstream.query.aggregates import Function, function
 from flexstream.query.expr import Expr, Typed
+from flexstream.query.windower import Windower
 
 if TYPE_CHECKING:
     from flexstream.query.query import Query
@@ -64,7 +65,4 @@ class BoundQuery:
     steps: tuple[BoundFilter | BoundMap | Project, ...]
     aggregates: tuple[BoundAggregate, ...]
     result_fields: list[tuple[str, str]]
-    size: int
-    slide: int
-    pane: int
-    allowed_lateness: int
+    windower: Windower

@@ -305,10 +305,7 @@ class Query:
             steps=self._bound_steps(),
             aggregates=aggregates,
             result_fields=self._result_fields(aggregates),
-            size=spec.size_ns // unit_ns,
-            slide=spec.slide_ns // unit_ns,
-            pane=spec.pane_ns // unit_ns,
-            allowed_lateness=self.allowed_lateness_ns // unit_ns,
+            windower=spec.windower(unit_ns, self.allowed_lateness_ns),
         )
 
     def _bound_steps(self) -> tuple[BoundFilter | BoundMap | Project, ...]:

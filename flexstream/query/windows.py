@@ -11,6 +11,7 @@ from typing import Any
 
 from flexstream import durations
 from flexstream.errors import QueryError
+from flexstream.query.windower import Windower
 
 MAX_PANES_PER_WINDOW = 65_536
 MOST_WINDOWS_COUNTED_ANEW = 1_024  # of a row: what each of its windows costs by itself, a row costs so many times
@@ -32,6 +33,11 @@ class WindowSpec:
     @property
     def windows_per_row(self) -> int:
         return -(-self.size_ns // self.slide_ns)
+
+    def windower(self, unit_ns: int, lateness_ns: int) -> Windower:
+        """What answers for these windows, in units of a stream's time field."""
+        spans = (self.size_ns, self.slide_ns, self.pane_ns, lateness_ns)
+        return Windower(*(span // unit_ns for span in spans))
 
     def to_dict(self) -> dict[str, str]:
         body = {"kind": self.kind, "size": durations.format(self.size_ns)}

@@ -65,7 +65,7 @@ def fired_before(log: ResultLog, bound: BoundQuery, groups: int, needed_from: in
     ends = last_ends(log, groups)
     if needed_from is None:
         return ends
-    before = (needed_from - bound.size) // bound.slide * bound.slide + bound.size
+    before = bound.windower.last_end_until(needed_from)
     return {group: min(end, before) for group, end in ends.items()}
 
 

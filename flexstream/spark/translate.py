@@ -62,7 +62,7 @@ def _check_translatable(bound: BoundQuery, df: DataFrame) -> None:
     assert spec is not None, "bound() checked it"
     if spec.size_ns % 1000 or spec.slide_ns % 1000:
         raise _refuse(query, f"window {spec}", "Spark's time is in microseconds", "use windows of whole microseconds")
-    if bound.allowed_lateness and df.isStreaming:
+    if bound.windower.lateness and df.isStreaming:
         raise _refuse(
             query,
             "allowed_lateness",

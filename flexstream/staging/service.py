@@ -396,8 +396,8 @@ class Staging:
         marks = [mark for handle in running.handles for mark in handle.watermarks().values()]
         if len(marks) < self._engine.groups:
             return False
-        bounds = [q.query.bound() for q in queries]
-        return min(marks) > record["max_time"] + max(b.size + b.slide + b.allowed_lateness for b in bounds)
+        windowers = [q.query.bound().windower for q in queries]
+        return min(marks) >= max(windower.final_at(record["max_time"]) for windower in windowers)
 
     def _in_the_logs(self, streams: set[str]) -> bool:
         """Wait until all that workers have fired is in the logs, and on the disk."""

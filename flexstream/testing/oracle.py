@@ -15,6 +15,7 @@ from typing import Any
 
 from flexstream.errors import QueryError
 from flexstream.query.query import Filter, Map, Query
+from flexstream.query.windower import Windower
 from flexstream.testing.hashes import estimate, in_order, word_of
 from flexstream.testing.values import I64_MAX, I64_MIN, Row, RowError, evaluate, orderable, type_of
 
@@ -62,8 +63,7 @@ def run(
     if query.window_spec is None or not query.aggregates:
         raise QueryError(f"query {query.name!r} is not complete", code="incomplete")
     stream = query.stream
-    size, slide = query.window_spec.size_ns // stream.unit_ns, query.window_spec.slide_ns // stream.unit_ns
-    lateness = query.allowed_lateness_ns // stream.unit_ns
+    windower = query.window_spec.windower(stream.unit_ns, query.allowed_lateness_ns)
     packed = stream.schema.pack(rows)
     pending = sorted(watermarks.items() if isinstance(watermarks, Mapping) else watermarks or [])
     types = stream.schema.to_dict()
@@ -81,18 +81,18 @@ def run(
             if arguments is None:
                 result.filtered.append(position)
                 continue
-            starts = _window_starts(row[stream.time], size, slide)
+            windows = _windows_of(row[stream.time], windower)
         except RowError as error:
             result.rejected[position] = str(error)
             continue
-        open_starts = [start for start in starts if start + size + lateness > watermark]
-        if not open_starts:
+        still_open = [(start, end) for start, end in windows if not windower.is_final(end, watermark)]
+        if not still_open:
             result.late.append(position)
             continue
         result.applied.append(position)
-        for start in open_starts:
+        for start, end in still_open:
             window = (start, key)
-            if start + size <= watermark and window in contents:  # fired already: an update
+            if windower.is_due(end, watermark) and window in contents:  # fired already: an update
                 result.revisions[window] = result.revisions.get(window, 0) + 1
             place = (row[stream.time], 0 if sessions is None else sessions[position], position)
             contents.setdefault(window, []).append((place, arguments))
@@ -114,15 +114,11 @@ def _key_value(value: Any) -> Any:
     return value
 
 
-def _window_starts(time: int, size: int, slide: int) -> list[int]:
-    start = time // slide * slide  # floor, also before 1970
-    starts = []
-    while start + size > time:
-        if start < I64_MIN or start + size > I64_MAX:
-            raise RowError("time_range")
-        starts.append(start)
-        start -= slide
-    return starts
+def _windows_of(time: int, windower: Windower) -> list[tuple[int, int]]:
+    windows = windower.windows_of(time)
+    if windows[-1][0] < I64_MIN or windows[0][1] > I64_MAX:
+        raise RowError("time_range")
+    return windows
 
 
 class _Mapped(Row):

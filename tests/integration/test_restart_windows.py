@@ -97,7 +97,7 @@ def test_no_result_is_there_twice_and_no_row_vanishes(tmp_path, window, lateness
             settle(engine)
             new = as_rows(engine.results("q"))[len(had) :]
             assert all(r["window_end"] > fired.get(r["group"], -1) for r in new), "a window fired again"
-            size, slide = (int(d) for d in (query.bound().size, query.bound().slide))
+            size, slide = query.bound().windower.size, query.bound().windower.slide
             last_end = rows["t"].astype(np.int64) // slide * slide + size
             hopeless = sum(int(end) <= fired.get(int(g), -1) for end, g in zip(last_end, groups, strict=True))
             assert len(late(engine)) - n_late == hopeless

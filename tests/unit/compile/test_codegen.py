@@ -413,7 +413,7 @@ def hostile_rows(query: fs.Query, n: int, seed: int) -> bytes:
     rows = raw.reshape(-1).view(schema.dtype)
     for field in schema:
         if field.name == stream.time:
-            near = rng.integers(-query.bound().pane, query.bound().pane, n)
+            near = rng.integers(-query.bound().windower.pane, query.bound().windower.pane, n)
             rows[field.name] = np.where(rng.random(n) < 0.98, near, rows[field.name])
         elif field.name in stream.key and field.kind in ("i16", "i32", "i64"):
             rows[field.name] = rng.integers(90, 104, n)  # in and out of the harness's dense range
@@ -447,7 +447,7 @@ def harness_case(number: int, query: fs.Query, rows: Path, n: int) -> str:
     key = ", ".join(f"{{{f.offset}, {f.size}, {KEY_FORMS.get(f.kind, 0)}}}" for f in stream.key_fields)
     return (
         f'check({number}, &(variant_case){{fs_variant_run_{number}, "{rows}", {n}, {stream.schema.row_bytes}, '
-        f"{stream.time_field.offset}, {words}, {8 * len(empty)}, {bound.pane}, "
+        f"{stream.time_field.offset}, {words}, {8 * len(empty)}, {bound.windower.pane}, "
         f"(const key_part[]){{{key}, {{0, 0, 0}}}}, "
         f"(const uint64_t[]){{{', '.join(f'{value}u' for value in empty)}}}}});"
     )

@@ -13,6 +13,7 @@ import flexstream as fs
 from flexstream import FlexStreamError, QueryError, Stream, col
 from flexstream.query import query as query_module
 from flexstream.query.query import BoundFilter, BoundMap, Project
+from flexstream.query.windower import Windower
 
 SHOP = Stream(
     "shop",
@@ -60,7 +61,7 @@ def test_each_step_makes_a_new_query():
 def test_bound_query_has_types_and_times_in_units_of_the_time_field():
     bound = FULL.bound()
     assert [type(step) for step in bound.steps] == [BoundFilter, BoundMap, BoundFilter, Project]
-    assert (bound.size, bound.slide, bound.pane, bound.allowed_lateness) == (10_000, 4_000, 2_000, 60_000)
+    assert bound.windower == Windower(size=10_000, slide=4_000, pane=2_000, lateness=60_000)
     assert [(a.name, a.fn, a.arg.type if a.arg else None) for a in bound.aggregates[:3]] == [
         ("rows", "count", None),
         ("total", "sum", "f64"),

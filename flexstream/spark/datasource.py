@@ -5,10 +5,11 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from flexstream.spark.carried import Carried
 from flexstream.spark.options import Options
 
 
-class FlexStreamDataSource(DataSource):
+class FlexStreamDataSource(Carried, DataSource):
     """Register with `spark.dataSource.register(FlexStreamDataSource)`; with `pyspark_flexstream` importable on the
     driver, Spark finds it by itself. Options: docs/spark.md.
     """

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from flexstream.errors import ConfigError, FlexStreamError, SchemaError
 from flexstream.rows.stream import Stream
+from flexstream.spark.carried import Carried
 from flexstream.spark.nodes import Target
 from flexstream.spark.options import Options
 
@@ -253,6 +254,20 @@ def _dictionaries(about: Any, names: tuple[str, ...]) -> list[str]:
     ]
 
 
+@dataclass
+class Task(Carried):
+    """What a Spark task does: it reads its splits and stages their rows under names that begin with `group`."""
+
+    writer: Writer
+    names: tuple[str, ...]
+    group: str
+
+    def __call__(self, part: Iterator[list[Split]]) -> Iterator[Staged]:
+        for splits in part:
+            batches = (batch for split in splits for batch in read_split(split, self.names))
+            yield self.writer.send(batches, self.group)
+
+
 def _run(spark: SparkSession, tasks: list[list[Split]], writer: Writer, progress: bool) -> list[Staged]:
     """The job, under a group of its own so that it can be watched and cancelled."""
     if not tasks:
@@ -261,12 +276,7 @@ def _run(spark: SparkSession, tasks: list[list[Split]], writer: Writer, progress
 
     group = f"ship-{uuid.uuid4().hex[:16]}-"
     context = spark.sparkContext
-    names = writer.target.stream.schema.names
-
-    def task(part: Iterator[list[Split]]) -> Iterator[Staged]:
-        for splits in part:
-            yield writer.send((batch for split in splits for batch in read_split(split, names)), group)
-
+    task = Task(writer, writer.target.stream.schema.names, group)
     done = threading.Event()
     watcher = threading.Thread(target=_watch, args=(context, group, len(tasks), done), daemon=True)
     if progress:

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from flexstream.errors import ConfigError, FlexStreamError
 from flexstream.spark import types
+from flexstream.spark.carried import Carried
 from flexstream.spark.nodes import Target, persist
 from flexstream.spark.options import DEFAULT_SINK, Options
 
@@ -100,7 +101,7 @@ class Writer:
                 sending.give_up(self.target, stages)
 
 
-class BatchWriter(DataSourceArrowWriter):
+class BatchWriter(Carried, DataSourceArrowWriter):
     """`df.write`. A job has an identity of its own unless the option `job` gives it one, which makes it repeatable."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
@@ -117,7 +118,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._writer.forget(messages)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(Carried, DataSourceStreamArrowWriter):
     """`df.writeStream`. A batch is known by Spark's query id, which its checkpoint keeps, and its batch id.
 
     Spark makes one for the tasks of each batch, another for its commit and another for an abort: each waits for a

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from flexstream.client.http import Client
 from flexstream.errors import FlexStreamError, ResultLogError
 from flexstream.spark import types
+from flexstream.spark.carried import Carried
 from flexstream.spark.nodes import find_query, persist
 from flexstream.spark.options import Options
 
@@ -95,7 +96,7 @@ class _Results:
             )
 
 
-class BatchReader(DataSourceReader):
+class BatchReader(Carried, DataSourceReader):
     """`spark.read`: what the logs hold now."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -113,7 +114,7 @@ class BatchReader(DataSourceReader):
         return iter(()) if partition.value is None else self._results.read(partition)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream`: rows as they come, at most `max_rows` in a micro-batch."""
 
     def __init__(self, options: Options, schema: StructType) -> None:

@@ -16,7 +16,7 @@ def cancel(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel a query. Its open windows are dropped; its stream and other queries go on.
+    """Cancel a query and drop its open windows; its stream and other queries continue.
 
     Example: flexstream cancel ysb
     """

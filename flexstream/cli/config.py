@@ -12,17 +12,17 @@ from flexstream.cli.output import emit, say, table
 from flexstream.cli.serve import takes_settings
 from flexstream.daemon.config import Resolved, resolve
 
-app = typer.Typer(help="The daemon's settings.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Check the daemon's settings.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def _group() -> None:
-    """The daemon's settings."""
+    """Check the daemon's settings."""
 
 
 def check(**given: Any) -> None:
-    """Explain each setting: its value and whether a flag, the environment, the file or the default
-    decided it.
+    """Explain each setting: its value, and whether it came from a flag, the environment, the file or the
+    default.
 
     Exits with 1 if `flexstream serve` would refuse them.
 
@@ -51,7 +51,7 @@ def check(**given: Any) -> None:
             say(f"warning: {warning}")
         for problem in found.problems:
             say(f"problem: {problem.message} ({problem.hint})")
-        say("these settings work" if not found.problems else f"{len(found.problems)} problems")
+        say("these settings are fine" if not found.problems else f"{len(found.problems)} problems")
     raise typer.Exit(1 if found.problems else 0)
 
 

@@ -1,4 +1,4 @@
-"""flexstream doctor: what this machine offers, and what to do about what it lacks."""
+"""flexstream doctor: what this machine offers, what it lacks, and how to fix that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL", "info": "info"}
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Look at cores, limits, ports, socket buffers, clock, network devices and Java. Changes nothing.
+    """Check cores, limits, ports, socket buffers, clock, network devices and Java. Changes nothing.
 
     Exits with 1 if something keeps the daemon from running.
 

@@ -61,9 +61,9 @@ def _read(path: Path) -> str | None:
 
 
 def cores(total: int, allowed: set[int]) -> Check:
-    found = f"{len(allowed)} of {total} cores may be used ({_ranges(allowed)})"
+    found = f"{len(allowed)} of {total} cores are available ({_ranges(allowed)})"
     if len(allowed) < 2:
-        return Check("cores", "warn", found, "one core is shared by workers, producers and control: use two or more")
+        return Check("cores", "warn", found, "workers, producers and control share one core: use two or more")
     if len(allowed) < total:
         return Check("cores", "info", found, "taskset, a cpuset or a container limits this process")
     return Check("cores", "ok", found)
@@ -100,7 +100,7 @@ def port(name: str, number: int, host: str = "127.0.0.1") -> Check:
         except OSError as error:
             if _speaks_frames(host, number) or _speaks_http(host, number):
                 return Check(name, "ok", f"{number} is in use by a running flexstream daemon")
-            advice = f"`ss -ltnp sport = :{number}` tells who has it; or `serve --{name.split()[0]} HOST:PORT`"
+            advice = f"`ss -ltnp sport = :{number}` shows who has it; or use `serve --{name.split()[0]} HOST:PORT`"
             return Check(name, "fail", f"{number}: {error.strerror}", advice)
     return Check(name, "ok", f"{number} is free")
 
@@ -130,7 +130,7 @@ def somaxconn(root: Path) -> Check:
         return Check("somaxconn", "info", "not readable here")
     if int(text) >= WANTED_SOMAXCONN:
         return Check("somaxconn", "ok", text)
-    advice = f"many producers connecting at once will wait: sysctl -w net.core.somaxconn={WANTED_SOMAXCONN}"
+    advice = f"many producers that connect at once will wait: run sysctl -w net.core.somaxconn={WANTED_SOMAXCONN}"
     return Check("somaxconn", "warn", text, advice)
 
 
@@ -138,10 +138,10 @@ def buffer(root: Path, name: str, what: str) -> Check:
     text = _read(root / "proc/sys/net/core" / name)
     if text is None or not text.isdecimal():
         return Check(name, "info", "not readable here")
-    found = f"{text} bytes of {what} buffer may be asked for"
+    found = f"{text} bytes of {what} buffer at most"
     if int(text) >= WANTED_BUFFER_BYTES:
         return Check(name, "ok", found)
-    advice = f"fast networks want more: sysctl -w net.core.{name}={WANTED_BUFFER_BYTES}"
+    advice = f"fast networks need more: run sysctl -w net.core.{name}={WANTED_BUFFER_BYTES}"
     return Check(name, "warn", found, advice)
 
 
@@ -149,11 +149,11 @@ def clock(root: Path) -> Check:
     folder = root / "sys/devices/system/clocksource/clocksource0"
     current = _read(folder / "current_clocksource")
     if current is None:
-        return Check("clock", "info", "the clock source is not readable here")
+        return Check("clock", "info", "cannot read the clock source here")
     if current in ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"):
         return Check("clock", "ok", current)
     available = _read(folder / "available_clocksource") or ""
-    advice = "latency markers read the clock: a system call each with this source"
+    advice = "with this source every latency marker costs a system call"
     if "tsc" in available.split():
         advice += "; tsc is available: boot with clocksource=tsc"
     return Check("clock", "warn", current, advice)
@@ -181,7 +181,7 @@ def devices(root: Path) -> list[Check]:
         else:
             found.append(Check("nic", "info" if kind == "virtual" else "ok", text))
     if not found:
-        found.append(Check("nic", "info", "no network device but loopback", "rows can come from this machine only"))
+        found.append(Check("nic", "info", "no network device but loopback", "rows can come only from this machine"))
     return found
 
 

@@ -17,12 +17,12 @@ from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, 
 from flexstream.errors import ConfigError, ConnectError
 
 app = typer.Typer(
-    help="The receive side of this machine: from RSS table to core.",
+    help="Show and change this machine's receive side: from RSS table to core.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-Device = Annotated[str | None, typer.Argument(help="A network device; the one of the default route if not given.")]
+Device = Annotated[str | None, typer.Argument(help="A network device; by default the one of the default route.")]
 Workers = Annotated[
     str, typer.Option("--workers", help="Number of workers, or the cores to pin them to (0,1), or auto.")
 ]
@@ -37,7 +37,7 @@ app.command("grant")(grant)
 
 @app.callback()
 def _group() -> None:
-    """The receive side of this machine: from RSS table to core."""
+    """Show and change this machine's receive side: from RSS table to core."""
 
 
 @app.command("show")
@@ -49,8 +49,8 @@ def show(
     workers: Workers = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """How connections reach workers: the daemon's NIC if one runs, and this machine's device: table, key, queues,
-    interrupts, cores, and what is in the way, with the fix. Changes nothing and needs no privilege.
+    """Show how connections reach workers: the NIC of a running daemon, and this machine's device: table, key, queues,
+    interrupts, cores, and every problem with its fix. Changes nothing and needs no privilege.
 
     Example: flexstream nic show eth0
     """
@@ -62,7 +62,7 @@ def show(
             if url != DEFAULT_URL:
                 raise
             if not as_json:
-                note(f"no daemon at {url} ({error.code}): this machine's own device follows")
+                note(f"no daemon at {url} ({error.code}): showing this machine's own device")
     if reply is not None:
         if as_json:
             emit(reply)
@@ -128,7 +128,7 @@ def plan(
     script: Annotated[bool, typer.Option("--script", help="Print the plan as a shell script.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What `apply` would change on a device: from what it is to what FlexStream wants. Changes nothing.
+    """Show what `apply` would change on a device. Changes nothing.
 
     Example: flexstream nic plan eth0 --workers 0,1 --script
     """
@@ -165,7 +165,7 @@ def plan(
         say(f"{name}: {facts.no_table()}")
     say(f"{name}: {len(different)} settings differ" + ("" if changes else "; nothing to do"))
     if not facts.net_admin:
-        note("applying this needs CAP_NET_ADMIN and a writable /proc/irq: run `flexstream nic apply` as root")
+        note("to apply this you need CAP_NET_ADMIN and a writable /proc/irq: run `flexstream nic apply` as root")
 
 
 @app.command("apply")
@@ -176,7 +176,7 @@ def apply(
     channels: ChannelCount = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Make a device as `plan` says; every change is on disk before it is made, and `undo` takes all of them back.
+    """Apply what `plan` shows. Every change is on disk before it is made, and `undo` takes all of them back.
 
     Example: flexstream nic apply eth0 --workers 0,1
     """
@@ -197,7 +197,7 @@ def apply(
 
 @app.command("undo")
 def undo(device: Device = None, as_json: AsJson = False) -> None:
-    """Take back what `apply`, or a daemon that was killed, changed. Without a device: on all that have a journal.
+    """Take back what `apply` or a killed daemon changed. Without a device: on all devices that have a journal.
 
     Example: flexstream nic undo
     """
@@ -206,7 +206,7 @@ def undo(device: Device = None, as_json: AsJson = False) -> None:
 
     names = devices_with_journals() if device is None else [device]
     results = {name: undo_device(name) for name in names}
-    foreign = [f"{path} is not believed, and nothing of it was undone: {why}" for path, why in foreign_journals()]
+    foreign = [f"{path} is not trusted, and nothing in it was undone: {why}" for path, why in foreign_journals()]
     left = [change for found in results.values() for undone in found for change in undone.left]
     if as_json:
         emit(
@@ -242,7 +242,7 @@ def undo(device: Device = None, as_json: AsJson = False) -> None:
         for line in foreign:
             note(line)
         if foreign:
-            note("the service puts its own changes back when it starts and stops; only root's are read by root")
+            note("the service puts its own changes back when it starts and stops; root reads only root's")
         elif not any(results.values()):
             say("nothing to undo")
     raise typer.Exit(1 if left or foreign else 0)
@@ -252,12 +252,12 @@ def undo(device: Device = None, as_json: AsJson = False) -> None:
 def watch(
     device: Device = None,
     back: Annotated[bool, typer.Option("--put-back", help="Put back what was changed.")] = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between two looks.")] = 2.0,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="End after so many looks.")] = None,
+    interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between two checks.")] = 2.0,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Stop after this many checks.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Report when somebody changes what the path from key to core depends on: table, key, hash, channels, interrupts,
-    link. With `--count` it exits with 1 if something was changed.
+    link. With `--count`, exits with 1 if something changed.
 
     Example: flexstream nic watch eth0 --put-back
     """
@@ -266,7 +266,7 @@ def watch(
     name = _device(device)
     watcher = Watch(name, put_back=back)
     if not as_json:
-        note(f"watching {name} every {interval:g} s{', putting changes back' if back else ''}; Ctrl-C ends")
+        note(f"watching {name} every {interval:g} s{', putting changes back' if back else ''}; press Ctrl-C to stop")
     seen = 0
     while True:
         look = watcher.look()
@@ -293,7 +293,7 @@ def set_one(
     value: Annotated[str, typer.Argument(help="Its new value, as `nic plan` prints it.")],
     as_json: AsJson = False,
 ) -> None:
-    """Change one setting of the machine, noted in the journal like those of `apply`.
+    """Change one setting of the machine. The journal records it, as it does for `apply`.
 
     Example: flexstream nic set "eth0 table" 0,1,0,1
     """
@@ -326,7 +326,9 @@ def _device_of_interrupt(irq: int) -> str:
     found = next((name for name in device_names() if irq in own_interrupts(name)), None)
     if found is None:
         raise ConfigError(
-            f"interrupt {irq} is no network device's", code="nic_setting", hint="`flexstream nic show` shows them"
+            f"interrupt {irq} does not belong to a network device",
+            code="nic_setting",
+            hint="`flexstream nic show` shows them",
         )
     return found
 
@@ -348,7 +350,7 @@ def _channels(text: str, workers: int) -> int | None:
         return workers
     if text.isdecimal() and int(text) > 0:
         return int(text)
-    raise ConfigError(f"--channels {text!r}", code="bad_option", hint="it is a number, auto or keep")
+    raise ConfigError(f"--channels {text!r}", code="bad_option", hint="give a number, auto or keep")
 
 
 def _cpus(workers: str) -> list[int | None]:
@@ -358,7 +360,7 @@ def _cpus(workers: str) -> list[int | None]:
     try:
         return list(worker_cores(SETTINGS["workers"].parse(workers)))
     except ValueError as error:
-        raise ConfigError(f"--workers {workers!r}", code="bad_option", hint=f"it is {error}") from None
+        raise ConfigError(f"--workers {workers!r}", code="bad_option", hint=f"give {error}") from None
 
 
 def _device(given: str | None) -> str:
@@ -371,7 +373,7 @@ def _device(given: str | None) -> str:
     if found is None:
         names = ", ".join(device.name for device in discover()[0]) or "none but loopback"
         raise ConfigError(
-            "no default route says which device is meant",
+            "there is no default route to choose a device by",
             code="nic_device",
             hint=f"name one; this machine has: {names}",
         )

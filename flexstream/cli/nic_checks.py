@@ -19,7 +19,7 @@ def receive_side() -> list[Check]:
     """Each device's table and what stands between it and the workers, by the code that the daemon uses."""
     allowed = sorted(os.sched_getaffinity(0))
     found, by = discover()
-    checks = [Check("nic facts", "info", f"drivers told by {by}")] if found else []
+    checks = [Check("nic facts", "info", f"drivers reported by {by}")] if found else []
     for device in found:
         facts = read_facts(device.name)
         if not facts.present:  # it went while we looked
@@ -54,8 +54,8 @@ def journals() -> list[Check]:
     except FlexStreamError as error:
         return [Check("nic journal", "info", error.message, error.hint or "")]
     for path, why in foreign:
-        advice = "only your own and root's are read: the service puts its own back when it starts and stops"
-        checks.append(Check("nic journal", "info", f"{path} is not believed: {why}", advice))
+        advice = "flexstream reads only your own and root's: the service puts its own back when it starts and stops"
+        checks.append(Check("nic journal", "info", f"{path} is not trusted: {why}", advice))
     for name in names:
         holder = DeviceLock(name).holder()
         try:
@@ -66,11 +66,11 @@ def journals() -> list[Check]:
         for journal in left:
             what = f"{name}: {len(journal.changes)} settings changed by {journal.owner} (process {journal.pid})"
             if holder is not None and journal.owner == "daemon":
-                checks.append(Check("nic journal", "ok", f"{what}, which runs"))
+                checks.append(Check("nic journal", "ok", f"{what}, which is running"))
             elif journal.owner == "apply":
                 checks.append(Check("nic journal", "info", what, f"`flexstream nic undo {name}` takes them back"))
             else:
-                advice = f"it did not end well: `flexstream nic undo {name}`, or start it again"
+                advice = f"it did not stop cleanly: run `flexstream nic undo {name}`, or start it again"
                 checks.append(Check("nic journal", "warn", what, advice))
     return checks
 

@@ -13,14 +13,14 @@ from flexstream.errors import ConfigError
 
 def grant(
     group: Annotated[str, typer.Argument(help="The service's group, such as flexstream.")],
-    device: Annotated[str | None, typer.Argument(help="A network device; the one that the settings name.")] = None,
+    device: Annotated[str | None, typer.Argument(help="A network device; by default the one in the settings.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="The daemon's flexstream.toml.")] = None,
     back: Annotated[bool, typer.Option("--take-back", help="Give all such files back to root.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a group write a device's interrupt affinities, RPS and XPS, so that the daemon needs no CAP_DAC_OVERRIDE.
 
-    The systemd drop-in runs it as root before the daemon starts, and with --take-back after it.
+    The systemd drop-in runs this as root before the daemon starts, and with --take-back after it stops.
 
     Example: flexstream nic grant flexstream eth0
     """
@@ -28,7 +28,7 @@ def grant(
 
     number = grants.group_id(group)
     if back:
-        done, where = grants.take_back(number), "root has them again"
+        done, where = grants.take_back(number), "they belong to root again"
     else:
         if device is None:
             device, why = _device_of(config)
@@ -56,7 +56,7 @@ def _device_of(config: Path | None) -> tuple[str | None, str]:
             raise ConfigError(problem.message, code="bad_setting", hint=problem.hint)
     spec = Spec.parse(settings["nic"].value)
     if spec.kind == "user":
-        return None, "nic = user touches no device"
+        return None, "nic = user does not touch a device"
     if spec.device is not None:
         return spec.device, ""
     return listening_device(settings["data"].value[0])

@@ -21,8 +21,8 @@ def nic_lines(nic: dict[str, Any], connections: dict[str, Any]) -> list[str]:
     lines += [f"  note: {note}" for note in nic.get("notes") or ()]
     if connections.get("behind_nat"):
         lines.append(
-            f"  behind NAT: {connections['behind_nat']} connections arrived with another port or address than their "
-            "producer bound; they are handed over, not aligned"
+            f"  behind NAT: {connections['behind_nat']} connections arrived with a port or address that their "
+            "producer did not bind; they are handed over, not aligned"
         )
     if connections.get("steered_by_old_table"):
         lines.append(f"  steered by an old table: {connections['steered_by_old_table']} connections, told the new one")

@@ -25,7 +25,7 @@ def describe_device(
 ) -> str:
     """All that is known, from the outside in: device, hash, table, queues with their interrupts and cores."""
     if not facts.present:
-        return f"{facts.device}: there is no such device"
+        return f"{facts.device}: no such device"
     steering = facts.steering(groups)
     lines = [
         _line("device", _device(facts, held_by)),
@@ -87,11 +87,11 @@ def _hash(facts: Facts) -> str:
     if facts.no_table() is not None or facts.rss is None:
         return "none"
     fields = "; ".join(
-        f"{flow}: {'not told, 4-tuple assumed' if names is None else ' '.join(names) or 'nothing'}"
+        f"{flow}: {'not reported, 4-tuple assumed' if names is None else ' '.join(names) or 'nothing'}"
         for flow, names in facts.hash_fields.items()
     )
     on = {True: "on", False: "off"}.get(facts.flags.get("rxhash", True), "?")
-    return f"{facts.rss.function or 'function not told'} over {fields}; receive hashing {on}"
+    return f"{facts.rss.function or 'function not reported'} over {fields}; receive hashing {on}"
 
 
 def _table_summary(facts: Facts) -> str:
@@ -110,7 +110,7 @@ def _table_rows(entries: Sequence[int]) -> list[str]:
 
 def _pairs(values: dict[str, Any] | None) -> str:
     if not values:
-        return "not told by the driver"
+        return "not reported by the driver"
     shown = {True: "on", False: "off"}
     return ", ".join(f"{name} {shown[value] if isinstance(value, bool) else value}" for name, value in values.items())
 

@@ -18,7 +18,7 @@ Url = Annotated[
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(envvar="FLEXSTREAM_TOKEN_FILE", help="File with the token of a daemon that wants one."),
+    typer.Option(envvar="FLEXSTREAM_TOKEN_FILE", help="File with the token, if the daemon requires one."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 DEFAULT_URL = "127.0.0.1:7401"

@@ -26,7 +26,7 @@ COLUMNS = {
 
 @app.command("list")
 def list_queries(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """All queries and what they have done.
+    """List all queries with their counters.
 
     Example: flexstream queries list
     """
@@ -45,9 +45,9 @@ def show(
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
-    code: Annotated[bool, typer.Option("--code", help="Print the C that is compiled for it, nothing else.")] = False,
+    code: Annotated[bool, typer.Option("--code", help="Print only the C code that is compiled for it.")] = False,
 ) -> None:
-    """One query: its plan in words, its variant and how it came to it, its counters, its result log.
+    """Show one query: its plan in words, its variant and how it got there, its counters, its result log.
 
     Example: flexstream queries show ysb --code
     """
@@ -74,7 +74,7 @@ def show(
         f"results {log.get('first_offset', 0)} to {log.get('next_offset', 0)}"
     )
     if reply.get("nan_results"):
-        say(f"{reply['nan_results']} results have an aggregate that is NaN: rows with NaN were sent")
+        say(f"{reply['nan_results']} results have a NaN aggregate: producers sent rows with NaN")
     for line in _variant(reply):
         say(line)
     for what in (reply.get("error"), log.get("error")):
@@ -90,7 +90,7 @@ def _variant(reply: dict[str, Any]) -> list[str]:
         f"{reply.get('compiled_rows', 0)} rows by compiled code"
     ]
     if reply.get("watched_by"):
-        lines.append(f"watched by what the workers count; {reply['watched_by']}")
+        lines.append(f"watched by the workers' own counts; {reply['watched_by']}")
     for entry in reply.get("history") or []:
         choices = f" [{entry['choices']}]" if entry.get("choices") else ""
         gain = f" (gain {entry['gain']:.2f})" if entry.get("gain") is not None else ""

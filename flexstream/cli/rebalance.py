@@ -11,7 +11,7 @@ import typer
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, shown, table
 
 app = typer.Typer(
-    help="Which worker owns which group, and moves between them.", no_args_is_help=True, rich_markup_mode=None
+    help="Show which worker owns which group, and move groups.", no_args_is_help=True, rich_markup_mode=None
 )
 TIMEOUT_S = 60.0  # a move takes milliseconds; a worker that does not answer is waited for
 WORKERS = {
@@ -45,12 +45,12 @@ class OnOff(str, Enum):  # noqa: UP042 - typer shows the values of a str Enum
 
 @app.callback()
 def _group() -> None:
-    """Which worker owns which group, and moves between them."""
+    """Show which worker owns which group, and move groups."""
 
 
 @app.command("status")
 def status(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """Groups and load of each worker, hot groups and keys, and the last decision.
+    """Show each worker's groups and load, hot groups and keys, and the last decision.
 
     Example: flexstream rebalance status
     """
@@ -104,7 +104,7 @@ def _some(groups: list[int]) -> str:
 
 @app.command("plan")
 def plan(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """What would move now, by the rows of the last seconds. Changes nothing.
+    """Show what would move now, judged by the rows of the last seconds. Changes nothing.
 
     Example: flexstream rebalance plan
     """
@@ -123,7 +123,7 @@ def plan(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson =
 
 @app.command("apply")
 def apply(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """Make a plan and carry it out now, also while automatic balancing is off.
+    """Make a plan and carry it out now, even while automatic balancing is off.
 
     Example: flexstream rebalance apply
     """
@@ -137,7 +137,7 @@ def auto(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Groups move by themselves, or only when told to.
+    """Let groups move automatically, or only on command.
 
     Example: flexstream rebalance auto off
     """
@@ -146,13 +146,13 @@ def auto(
 
 @app.command("freeze")
 def freeze(
-    groups: Annotated[list[int] | None, typer.Argument(min=0, help="Groups; all when none is given.")] = None,
+    groups: Annotated[list[int] | None, typer.Argument(min=0, help="Groups; by default all.")] = None,
     off: Annotated[bool, typer.Option("--off", help="Let them move again.")] = False,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Groups stay where they are, whatever the balancer would like.
+    """Keep groups where they are, whatever the balancer would do.
 
     Example: flexstream rebalance freeze 17 18
     """
@@ -176,7 +176,7 @@ def move(
 @app.command("split")
 def split(
     group: Group,
-    workers: Annotated[list[int], typer.Argument(min=0, help="Workers that serve it beside its owner.")],
+    workers: Annotated[list[int], typer.Argument(min=0, help="Workers that serve it together with its owner.")],
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -190,7 +190,7 @@ def split(
 
 @app.command("unsplit")
 def unsplit(group: Group, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """The owner of a group serves all its connections again.
+    """Un-split a group: its owner serves all its connections again.
 
     Example: flexstream rebalance unsplit 17
     """
@@ -199,7 +199,7 @@ def unsplit(group: Group, url: Url = DEFAULT_URL, token_file: TokenFile = None, 
 
 @app.command("drain")
 def drain(worker: Worker, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """All groups of a worker go to the others, and it gets none: scale down without a stop.
+    """Move all groups of a worker to the others and give it no more: scale down without a stop.
 
     Example: flexstream rebalance drain 1
     """
@@ -208,7 +208,7 @@ def drain(worker: Worker, url: Url = DEFAULT_URL, token_file: TokenFile = None, 
 
 @app.command("add")
 def add(worker: Worker, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """A drained worker is active again and gets its share: scale up without a stop.
+    """Activate a drained worker again and give it its share: scale up without a stop.
 
     Example: flexstream rebalance add 1
     """
@@ -217,12 +217,12 @@ def add(worker: Worker, url: Url = DEFAULT_URL, token_file: TokenFile = None, as
 
 @app.command("history")
 def history(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=256, help="The last so many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=256, help="Show only the last N.")] = 20,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Decisions and orders, the oldest first, with their numbers and what they moved.
+    """Show decisions and commands, oldest first, with their numbers and what they moved.
 
     Example: flexstream rebalance history --limit 5
     """
@@ -262,7 +262,7 @@ def outcome(entry: dict[str, Any]) -> list[str]:
         p99 = f"p99 latency during the move: {latency['p99_ms']:.3g} ms"
         lines.append(f"{p99}, max {latency['max_ms']:.3g} ms over {latency['count']} markers")
     else:
-        lines.append("p99 latency during the move: not known, no producer sent a marker")
+        lines.append("p99 latency during the move: unknown, no producer sent a marker")
     return lines
 
 

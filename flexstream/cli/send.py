@@ -41,28 +41,28 @@ class Sender(Protocol):
 def send(
     file: Annotated[Path | None, typer.Argument(help="A .csv, .parquet or .jsonl file.")] = None,
     stream: Annotated[
-        str | None, typer.Option("--stream", "-s", help="The stream; needed with a file.")
+        str | None, typer.Option("--stream", "-s", help="The stream; required with a file.")
     ] = None,
     generate: Annotated[
-        Generator | None, typer.Option(help="Make up rows instead of reading a file.")
+        Generator | None, typer.Option(help="Generate rows instead of reading a file.")
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="With --generate: how many rows.")] = 1_000_000,
     keys: Annotated[int, typer.Option(min=1, help="With --generate: how many keys.")] = 10_000,
     rate: Annotated[
         int, typer.Option(min=1, help="With --generate: rows per second of event time.")
     ] = 1_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="With --generate: equal seeds make equal rows.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="With --generate: the same seed gives the same rows.")] = 1,
     missing: Annotated[
         str | None,
-        typer.Option(help="For missing values: drop leaves their rows out, a number or text takes their place."),
+        typer.Option(help="For missing values: drop leaves their rows out, a number or text replaces them."),
     ] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send rows to a stream, with a progress bar. Their end is the end of this producer's session.
+    """Send rows to a stream, with a progress bar. After the last row this producer's session ends.
 
-    Columns must have the stream's names; values are converted only where nothing is lost.
+    Columns must have the stream's names; values are converted only if nothing is lost.
 
     Example: flexstream send clicks.parquet --stream clicks
 
@@ -128,7 +128,7 @@ def read_file(path: Path, stream: Stream, missing: Any = None) -> Iterator[Any]:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise SchemaError(
-            f"cannot tell what {path} holds by its name", code="bad_file", hint="use .csv, .parquet or .jsonl"
+            f"cannot tell from its name what {path} holds", code="bad_file", hint="use .csv, .parquet or .jsonl"
         )
     try:
         for batch in reader(path, stream):
@@ -145,7 +145,7 @@ def _with_times(batch: pa.RecordBatch, stream: Stream) -> pa.Table:
     table = pa.Table.from_batches([batch])
     if twice := sorted({name for name in table.schema.names if table.schema.names.count(name) > 1}):
         raise SchemaError(
-            f"there are several columns called {', '.join(twice)}", code="bad_file", hint="give each its own name"
+            f"several columns are called {', '.join(twice)}", code="bad_file", hint="give each its own name"
         )
     for field in stream.schema.fields:
         if field.kind == "timestamp" and field.name in table.schema.names:
@@ -211,7 +211,7 @@ def _json_table(path: Path, stream: Stream) -> pa.Table:
             largest = pc.max(pc.abs(column)).as_py()
             if largest is not None and largest >= 2**53:
                 raise SchemaError(
-                    f"{path}: {name} has integers of 2**53 or more, and some that are written as floats",
+                    f"{path}: {name} has integers of 2**53 or more, and some written as floats",
                     code="bad_file",
                     hint="write all of them as integers",
                 )

@@ -15,7 +15,7 @@ from flexstream.daemon.config import SETTINGS, resolve
 def serve(**given: Any) -> None:
     """Run the daemon until SIGTERM or Ctrl-C, then drain and stop.
 
-    A flag beats the environment (FLEXSTREAM_*) beats flexstream.toml; `flexstream config check` explains.
+    A flag beats the environment (FLEXSTREAM_*), which beats flexstream.toml; `flexstream config check` explains.
 
     Example: flexstream serve --workers 2 --data-dir /var/lib/flexstream
     """

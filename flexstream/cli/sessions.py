@@ -23,14 +23,14 @@ COLUMNS = {
     "connections": "CONNECTIONS",
     "peer": "PEER",
 }
-Stream = Annotated[str | None, typer.Option("--stream", "-s", help="Only of this stream.")]
+Stream = Annotated[str | None, typer.Option("--stream", "-s", help="Only sessions of this stream.")]
 
 
 @app.command("list")
 def list_sessions(
     stream: Stream = None, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False
 ) -> None:
-    """Producers that are there, with the watermark that each has promised.
+    """List the producers, with the watermark that each has promised.
 
     Example: flexstream sessions list --stream ads
     """
@@ -45,14 +45,14 @@ def list_sessions(
 def end(
     name: Annotated[str, typer.Argument(help="The producer, as `sessions list` shows it.")],
     stream: Stream = None,
-    kind: Annotated[str | None, typer.Option(help="network, sink or feed, where several have the name.")] = None,
+    kind: Annotated[str | None, typer.Option(help="network, sink or feed, if several have the name.")] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """End a session: nothing waits for it any more, its connections are closed, its rows so far count.
 
-    A producer that is still there is refused until it comes with a higher epoch, or for session_timeout_s.
+    A producer that is still running is refused for session_timeout_s, or until it uses a higher epoch.
 
     Example: flexstream sessions end 0b1cbd5e-5e1c-4f86-a6f3-0d6a0a5b7a3f
     """

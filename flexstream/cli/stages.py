@@ -9,7 +9,7 @@ import typer
 
 from flexstream.cli.output import DEFAULT_URL, AsJson, TokenFile, Url, connect, emit, say, shown, table
 
-app = typer.Typer(help="List the staged rows, or drop some.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="List stages, or drop one.", no_args_is_help=True, rich_markup_mode=None)
 
 COLUMNS = {
     "stage": "STAGE",
@@ -25,7 +25,7 @@ COLUMNS = {
 
 @app.command("list")
 def list_stages(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """Stages that are open, wait for a commit, or are kept until their windows are in the result log.
+    """List stages that are open, wait for a commit, or are kept until their windows are in the result log.
 
     Example: flexstream stages list
     """
@@ -42,7 +42,7 @@ def list_stages(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: A
         say(f"batch {batch} was not applied: {why}")
     for batch in reply.get("set_aside", []):
         who = f"batch {batch['batch']} of sink {batch['sink']}, query {batch['query']}"
-        say(f"{who} was set aside: {batch['rows']} rows, the daemon died of it {batch['died']} times")
+        say(f"{who} was set aside: {batch['rows']} rows; the daemon died {batch['died']} times while applying it")
 
 
 @app.command("drop")
@@ -52,7 +52,7 @@ def drop(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fence a stage and drop its rows. A committed one stays: its rows count already.
+    """Fence a stage and drop its rows. A committed stage stays: its rows already count.
 
     Example: flexstream stages drop 0b1cbd5e-5e1c-4f86-a6f3-0d6a0a5b7a3f
     """

@@ -1,4 +1,4 @@
-"""flexstream status: how the daemon does, in one screen."""
+"""flexstream status: how the daemon is doing, on one screen."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ QUERIES = {
 
 
 def status(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """Everything the daemon counts: workers, streams with their ledger, queries.
+    """Show everything the daemon counts: workers, streams with their ledgers, queries.
 
     Example: flexstream status --json | jq .streams
     """
@@ -92,7 +92,7 @@ def describe(reply: dict[str, Any]) -> str:
     if reply.get("queries"):
         parts += ["", table([_query(*item) for item in reply["queries"].items()], QUERIES)]
     for what, error in (reply.get("failed_parts") or {}).items():
-        parts.append(f"the status of {what} could not be made: {error}")
+        parts.append(f"the status of {what} could not be computed: {error}")
     for what, error in (daemon.get("catalog_failed") or {}).items():
         parts.append(f"{what} did not come back after the restart: {error}")
     return "\n".join(parts)

@@ -25,7 +25,7 @@ COLUMNS = {
 
 @app.command("list")
 def list_streams(url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """All streams, and where producers send their rows.
+    """List all streams, and where producers send their rows.
 
     Example: flexstream streams list
     """
@@ -58,7 +58,7 @@ def add(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add a stream. Adding the same definition again is no error.
+    """Add a stream. Adding the same definition again is not an error.
 
     Example: flexstream streams add ads.toml
     """

@@ -23,7 +23,7 @@ def submit(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a query; its stream is added with it if it is new.
+    """Submit a query, and add its stream if it is new.
 
     Example: flexstream submit examples.ysb:views
     """
@@ -34,7 +34,7 @@ def submit(
     elif reply["created"]:
         say(f"query {plan.name} runs on stream {plan.stream.name}; see it with: flexstream tail {plan.name}")
     else:
-        say(f"query {plan.name} was running already, with the same plan")
+        say(f"query {plan.name} is already running with the same plan")
 
 
 def load(source: str) -> Query:
@@ -71,7 +71,7 @@ def _imported(module: str, name: str) -> Query:
         raise QueryError(
             f"cannot find {module}:{name}: {error}",
             code="no_query",
-            hint="run it from the folder of the module",
+            hint="run this command from the module's folder",
         ) from error
     finally:
         sys.path.remove(os.getcwd())

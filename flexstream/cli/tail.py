@@ -18,16 +18,16 @@ HEADER_EVERY = 40
 
 def tail(
     name: Annotated[str, typer.Argument(help="The query.")],
-    rows: Annotated[int, typer.Option("-n", "--rows", min=0, help="Begin with the last N rows.")] = 10,
-    offset: Annotated[int | None, typer.Option(min=0, help="Begin at this offset instead.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="End after so many rows.")] = None,
+    rows: Annotated[int, typer.Option("-n", "--rows", min=0, help="Start with the last N rows.")] = 10,
+    offset: Annotated[int | None, typer.Option(min=0, help="Start at this offset instead.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many rows.")] = None,
     follow: Annotated[bool, typer.Option(help="Wait for more rows until Ctrl-C.")] = True,
     late: Annotated[
-        bool, typer.Option("--late", help="The rows that came too late, not the results.")
+        bool, typer.Option("--late", help="Show the rows that came too late, not the results.")
     ] = False,
     parquet: Annotated[
         Path | None,
-        typer.Option(help="Write all results to this directory of Parquet files; can be continued."),
+        typer.Option(help="Write all results to this directory as Parquet files; a later run continues."),
     ] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
@@ -88,4 +88,4 @@ def _export(
     if as_json:
         emit({"directory": str(directory), "first_offset": begin, "rows": written, "files": len(sink.files)})
     else:
-        note(f"{written} rows from offset {begin} on written to {directory}")
+        note(f"{written} rows written to {directory}, from offset {begin} on")

@@ -41,16 +41,16 @@ QUERIES = {
 
 def top(
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.1, help="Seconds between looks.")
+        float, typer.Option("--interval", "-i", min=0.1, help="Seconds between updates.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load per core, rows per group, rate per query, live. Ctrl-C ends it.
+    """Show load per core, rows per group and rate per query, live, until Ctrl-C.
 
-    With --json: one JSON object per look.
+    With --json: one JSON object per update.
 
     Example: flexstream top --once
     """

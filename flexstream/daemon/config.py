@@ -268,32 +268,32 @@ SETTINGS: dict[str, Setting] = {
     for setting in (
         Setting("control", _address(CONTROL_PORT), f"127.0.0.1:{CONTROL_PORT}", "address of the HTTP API"),
         Setting("data", _address(DATA_PORT), f"127.0.0.1:{DATA_PORT}", "address that producers send rows to"),
-        Setting("token_file", _optional(_path), None, "file with the token; needed off loopback"),
-        Setting("data_dir", _path, None, "where catalog and results are kept; one daemon each"),
+        Setting("token_file", _optional(_path), None, "file with the token; required off loopback"),
+        Setting("data_dir", _path, None, "directory of catalog and results; one daemon each"),
         Setting("workers", _workers, "auto", "number of workers, or the cores to pin them to (0,1)"),
         Setting("groups", _count(1, 65534), 128, "key groups; fixed for the life of a data_dir"),
-        Setting("nic", _nic, "auto", "who steers rows to cores: auto, user, ethtool:DEVICE, kernel:DEVICE"),
+        Setting("nic", _nic, "auto", "what steers rows to cores: auto, user, ethtool:DEVICE, kernel:DEVICE"),
         Setting("pin", _flag, True, "pin each worker to its core"),
-        Setting("busy_poll", _flag, False, "spin instead of sleep: lower latency, a full core per worker"),
+        Setting("busy_poll", _flag, False, "spin instead of sleeping: lower latency, a full core per worker"),
         Setting("frame_bytes", _frame_bytes, 32768, "size of a receive block, and of a frame"),
         Setting("state_memory_bytes", _optional(_size), None, "bound on window state"),
-        Setting("compile", _choice("auto", "off", "require"), "auto", "queries to native code: auto, off or require"),
-        Setting("balance", _choice("auto", "off"), "auto", "groups move to where there is room: auto or off"),
-        Setting("idle_timeout_s", _seconds, 30.0, "after this long a silent producer stops holding windows"),
-        Setting("session_timeout_s", _seconds, 60.0, "how long a broken producer may take to come back"),
-        Setting("hello_timeout_s", _seconds, 5.0, "how long a connection may take to say HELLO"),
-        Setting("max_pending_hello", _count(1, 1 << 20), 1024, "connections that have not said HELLO yet"),
-        Setting("max_sessions", _count(1, 1 << 16), 256, "producers at a time"),
-        Setting("expected_producers", _count(0, 1 << 16), 0, "no window fires before so many have come"),
+        Setting("compile", _choice("auto", "off", "require"), "auto", "compile queries to C: auto, off or require"),
+        Setting("balance", _choice("auto", "off"), "auto", "move groups to workers that have room: auto or off"),
+        Setting("idle_timeout_s", _seconds, 30.0, "a producer silent for this long stops holding windows"),
+        Setting("session_timeout_s", _seconds, 60.0, "how long a lost producer may take to come back"),
+        Setting("hello_timeout_s", _seconds, 5.0, "how long a connection may take to send HELLO"),
+        Setting("max_pending_hello", _count(1, 1 << 20), 1024, "connections that have not sent HELLO yet"),
+        Setting("max_sessions", _count(1, 1 << 16), 256, "producers per stream at a time"),
+        Setting("expected_producers", _count(0, 1 << 16), 0, "no window fires before this many have registered"),
         Setting("max_future", _future, "1d", "rows further ahead of the clock are rejected; off: none are"),
         Setting("retention_bytes", _optional(_size), None, "results kept per query; none keeps all"),
         Setting("retention_s", _optional(_seconds), None, "age of the oldest results kept; none keeps all"),
         Setting("late_bytes", _optional(_size), "256MiB", "late rows kept per stream, the newest; none keeps all"),
-        Setting("stage_limit_bytes", _optional(_size), "16GiB", "bound on what stages take until they are applied"),
-        Setting("stage_timeout_s", _seconds, 86400.0, "how long finished stages wait for a commit"),
-        Setting("drain_timeout_s", _seconds, 30.0, "how long a stop waits for received rows"),
+        Setting("stage_limit_bytes", _optional(_size), "16GiB", "bound on stages that are not applied yet"),
+        Setting("stage_timeout_s", _seconds, 86400.0, "how long a finished stage waits for a commit"),
+        Setting("drain_timeout_s", _seconds, 30.0, "how long a stop waits to process received rows"),
         Setting("max_body_bytes", _size, 1 << 20, "largest HTTP request body"),
-        Setting("log_level", _choice("debug", "info", "warning", "error"), "info", "what is logged"),
+        Setting("log_level", _choice("debug", "info", "warning", "error"), "info", "least severe level to log"),
     )
 }
 
@@ -354,7 +354,7 @@ def _read_file(result: Resolution) -> dict[str, object]:
             values = tomllib.load(stream)
     except (OSError, tomllib.TOMLDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        problem = ConfigError(f"cannot read {path}: {reason}", code="bad_config_file", hint="fix it")
+        problem = ConfigError(f"cannot read {path}: {reason}", code="bad_config_file", hint="fix the file")
         result.problems.append(problem)
         return {}
     for key in sorted(set(values) - set(SETTINGS)):
@@ -394,7 +394,7 @@ def _check_together(result: Resolution) -> None:
             result.problems.append(
                 ConfigError(
                     f"{name} = {join_address(*value[name])} (from {result.settings[name].source}) "
-                    "can be reached from other machines, and there is no token",
+                    "can be reached from other machines, but there is no token",
                     code="token_needed",
                     hint="give --token-file FILE (`openssl rand -hex 32 > FILE`), or listen on 127.0.0.1",
                 )

@@ -307,7 +307,7 @@ def recover(device: str, settings: Settings, folder: Path | None = None) -> None
     Raises ConfigError when something stays changed.
     """
     for path, why in foreign_journals(folder):
-        log.warning("%s is not believed, and nothing of it is put back: %s", path, why)
+        log.warning("%s is not trusted, and nothing in it is put back: %s", path, why)
     for journal in left_behind(device, folder, owner="daemon"):
         undone = undo_journal(journal, settings)
         if undone.stale is not None:

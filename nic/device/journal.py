@@ -167,7 +167,7 @@ class Journal:
                 check_change(change, origin.device)
             return cls(path, origin, str(header["owner"]), int(header["pid"]), changes)
         except Distrusted as error:
-            raise JournalError(f"{path} is not believed: {error}", hint=_foreign_hint(path)) from None
+            raise JournalError(f"{path} is not trusted: {error}", hint=_foreign_hint(path)) from None
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, FlexStreamError) as error:
             raise JournalError(
                 f"{path}: this journal cannot be read: {getattr(error, 'message', error)}",
@@ -248,7 +248,7 @@ def left_behind(device: str, folder: Path | None = None, owner: str | None = Non
 
 
 def foreign_journals(folder: Path | None = None) -> list[tuple[Path, str]]:
-    """Journals of this namespace that somebody else may have written, and why they are not believed."""
+    """Journals of this namespace that somebody else may have written, and why they are not trusted."""
     return list(_files(folder, foreign=True))
 
 

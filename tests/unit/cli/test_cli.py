@@ -307,7 +307,7 @@ def test_send_names_what_is_wrong_with_a_file(cli: Running, sent: list[Any], tmp
     path.write_text("event_time,campaign_id,event_type\n1,notanumber,view\n")
     assert "notanumber" in cli("send", str(path), "--stream", "ads", code=1)
     assert "No such file" in cli("send", str(tmp_path / "no.csv"), "--stream", "ads", code=1)
-    assert "by its name" in cli("send", str(tmp_path / "rows.xls"), "--stream", "ads", code=1)
+    assert "from its name" in cli("send", str(tmp_path / "rows.xls"), "--stream", "ads", code=1)
     assert "no stream 'nope'" in cli("send", str(path), "--stream", "nope", code=1)
     assert "--stream NAME" in cli("send", str(path), code=2)
     assert "either a file or" in cli("send", code=2)

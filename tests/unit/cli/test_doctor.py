@@ -26,7 +26,7 @@ def machine_with(tmp_path: Path, files: dict[str, str]) -> Path:
 
 def test_cores_that_may_not_be_used_are_seen() -> None:
     assert machine.cores(4, {0, 1, 2, 3}).state == "ok"
-    assert machine.cores(4, {0, 1, 3}).found == "3 of 4 cores may be used (0-1,3)"
+    assert machine.cores(4, {0, 1, 3}).found == "3 of 4 cores are available (0-1,3)"
     assert machine.cores(4, {2}).state == "warn"
 
 

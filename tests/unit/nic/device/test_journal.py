@@ -273,7 +273,7 @@ def test_a_file_of_somebody_else_in_a_good_folder_is_not_believed(
     made = Journal.create("lo", "daemon", tmp_path)
     somebody_else_has(made.path, monkeypatch)
     monkeypatch.setattr(trust, "check_folder", lambda folder: None)
-    with pytest.raises(JournalError, match="not believed"):
+    with pytest.raises(JournalError, match="not trusted"):
         Journal.read(made.path)
 
 

@@ -67,7 +67,7 @@ class Balanced(Watch):
     """The engine's own balancer decides and moves. Nothing moves before it begins: start the engine without."""
 
     def watch(self) -> None:
-        self.engine.rebalancer.set_auto(True)
+        self.engine.balance.set_auto(True)
         self._stop_wanted.wait()
 
 

@@ -29,7 +29,7 @@ COMPLETE_S = 0.5
 
 def serve(engine: fs.Engine, z: float, balanced: bool) -> None:
     if balanced:
-        engine.rebalancer.set_auto(True)
+        engine.balance.set_auto(True)
     with ExitStack() as stack:
         senders = [
             start_sender((engine.data_address or ("", 0))[1], zipf_frames(z, producer), cpu=-1, duration_s=LONGEST_S,
@@ -50,7 +50,7 @@ def serve(engine: fs.Engine, z: float, balanced: bool) -> None:
 def count(engine: fs.Engine) -> dict[str, Any]:
     """Rows that each worker has worked off, what they and the balancer took of the processor, and when that was."""
     status = engine.status()
-    ident = engine.rebalancer.ident
+    ident = engine._rebalancer.ident
     return {
         "at_s": time.monotonic(),
         "rows": [worker["rows"] for worker in status["workers"]],
@@ -70,7 +70,7 @@ def end(engine: fs.Engine, senders: list[subprocess.Popen[str]], z: float) -> di
         ledger = query["ledger"]
         if ledger["accepted"] != sent or ledger["applied"] + ledger["filtered"] != sent:
             raise SystemExit(f"z={z}: {sent} rows were sent, the ledger says {ledger}")
-    return {"history": engine.rebalancer.history()}
+    return {"history": engine.balance.history()}
 
 
 def end_process(process: subprocess.Popen[str]) -> None:

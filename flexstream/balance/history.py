@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flexstream.nic.balance.balancer import Decision
+from flexstream.errors import FlexStreamError
+from flexstream.nic.balance.balancer import Decision, Verdict
 from flexstream.nic.balance.placement_plan import Plan
 
+HISTORY = 256  # lines that are kept
 LATENCY_TAIL_S = 0.05  # a marker that a move held up is seen a little after it
 
 
@@ -32,6 +35,9 @@ class Entry:
     repeated: int = 1
     latency: dict[str, Any] | None = None
     at: float = field(default_factory=time.time)
+
+    def failed(self, error: BaseException) -> None:
+        self.error = error.message if isinstance(error, FlexStreamError) else str(error)
 
     def measure(self, latency: Latency) -> None:
         """The latency while it moved, once that is past."""
@@ -64,10 +70,47 @@ class Entry:
         }
 
 
+class History:
+    """The last lines. One thread writes at a time; any may read."""
+
+    def __init__(self, latency: Latency) -> None:
+        self._latency = latency
+        self._entries: deque[Entry] = deque(maxlen=HISTORY)
+        self.decision: Decision | None = None  # of the last tick
+
+    def note(self, entry: Entry) -> None:
+        self._entries.append(entry)
+
+    def note_decision(self, decision: Decision) -> Entry:
+        """A tick's. One that decides as the tick before, to move nothing, takes the place of its line."""
+        self.decision = decision
+        entry = Entry("tick", decision.text, decision_numbers(decision))
+        last = self._entries[-1] if self._entries else None
+        same = last is not None and last.what == "tick" and last.numbers["verdict"] == entry.numbers["verdict"]
+        if same and last is not None and decision.verdict is not Verdict.MOVE:
+            entry.repeated = last.repeated + 1
+            self._entries[-1] = entry
+        else:
+            self._entries.append(entry)
+        return entry
+
+    def lines(self, most: int) -> list[dict[str, Any]]:
+        """The oldest first."""
+        entries = list(self._entries)[-most:] if most else []
+        for entry in entries:
+            entry.measure(self._latency)
+        return [entry.to_dict() for entry in entries]
+
+    def last_move(self) -> Entry | None:
+        last = next((entry for entry in reversed(self._entries) if entry.moves), None)
+        if last is not None:
+            last.measure(self._latency)
+        return last
+
+
 def decision_numbers(decision: Decision) -> dict[str, Any]:
     left_out = ("moves", "at_s", "repeated", "text")
-    numbers = {name: _round(value) for name, value in decision.to_dict().items() if name not in left_out}
-    return numbers
+    return {name: _round(value) for name, value in decision.to_dict().items() if name not in left_out}
 
 
 def _round(value: Any) -> Any:

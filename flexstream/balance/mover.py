@@ -156,11 +156,12 @@ class Mover:
                     return
 
     def _check(self, targets: Mapping[int, int]) -> None:
+        groups, workers = self._placement.groups, len(self._workers)
         for group, worker in targets.items():
-            if not 0 <= group < self._placement.groups:
-                raise EngineError(f"group {group} must be from 0 to {self._placement.groups - 1}", code="bad_group")
-            if not 0 <= worker < len(self._workers):
-                raise EngineError(f"worker {worker} must be from 0 to {len(self._workers) - 1}", code="bad_worker")
+            if not 0 <= group < groups:
+                raise EngineError(f"group {group} must be from 0 to {groups - 1}", code="bad_group")
+            if not 0 <= worker < workers:
+                raise EngineError(f"worker {worker} must be from 0 to {workers - 1}", code="bad_worker")
 
     def _new(self, group: int, source: int, target: int, reason: str) -> GroupMove:
         self._numbers += 1

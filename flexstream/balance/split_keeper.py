@@ -22,7 +22,7 @@ from flexstream.nic.balance.placement_plan import SHARE, Limits, plan
 from flexstream.nic.balance.split_rule import Action, SplitRule, Traffic
 
 if TYPE_CHECKING:
-    from flexstream.balance.rebalancer import Moves
+    from flexstream.balance.door import Moves
 
 log = logging.getLogger("flexstream.rebalance")
 
@@ -154,7 +154,7 @@ class SplitKeeper:
                     entry.what = "split"
                     self._split(entry, action.group, action.workers[1:])
         except FlexStreamError as error:
-            entry.error = error.message
+            entry.failed(error)
             log.warning("split_failed", extra={"fields": {"why": error.message, "group": action.group}})
             if action.what != "undo":
                 self._lanes.release(action.group)
@@ -182,7 +182,9 @@ class SplitKeeper:
 
     # -- when told to
 
-    def split(self, group: int, workers: Sequence[int], refresh: Callable[[], object] = lambda: None) -> Entry:
+    def split(
+        self, group: int, workers: Sequence[int], note: Callable[[Entry], None], refresh: Callable[[], object]
+    ) -> Entry:
         """Ask for lanes, wait for them, split. Raises EngineError; then the lanes end again."""
         owner = self._placement()[group]
         others = tuple(worker for worker in dict.fromkeys(workers) if worker != owner)
@@ -197,6 +199,7 @@ class SplitKeeper:
         action = Action("split", group, "", 0.0, self._traffic(group), (owner, *others))
         text = f"group {group} is served by workers {', '.join(map(str, (owner, *others)))}"
         entry = Entry("split", text, {"group": group, "connections": action.traffic.connections})
+        note(entry)
         if action.wants_lanes:
             entry.numbers["producers"] = self._lanes.ask(group, others)
             until_s = time.monotonic() + self.rule.config.lanes_wait_s
@@ -207,16 +210,22 @@ class SplitKeeper:
             refresh()
         try:
             self._split(entry, group, others)
-        except FlexStreamError:
+        except FlexStreamError as error:
+            entry.failed(error)
             self._lanes.release(group)
             raise
         self.rule.did(group, self._clock())
         return entry
 
-    def unsplit(self, group: int) -> Entry:
+    def unsplit(self, group: int, note: Callable[[Entry], None]) -> Entry:
         entry = Entry("unsplit", f"group {group} is on worker {self._placement()[group]} alone", {"group": group})
-        if not self._join(entry, group):
-            entry.text = f"group {group} is not split"
+        note(entry)
+        try:
+            if not self._join(entry, group):
+                entry.text = f"group {group} is not split"
+        except FlexStreamError as error:
+            entry.failed(error)
+            raise
         self.rule.did(group, self._clock())
         return entry
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from flexstream.balance.rebalancer import Rebalancer
+    from flexstream.balance.door import Balance
     from flexstream.query.query import Query
     from flexstream.rows.stream import Stream
     from flexstream.state.results.result_log import ResultLog
@@ -28,7 +28,7 @@ class EngineAPI(Protocol):
     def data_address(self) -> tuple[str, int] | None: ...
 
     @property
-    def rebalancer(self) -> Rebalancer: ...
+    def balance(self) -> Balance: ...
 
     def add(self, stream: Stream) -> Any: ...
 

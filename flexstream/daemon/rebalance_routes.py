@@ -1,4 +1,4 @@
-"""HTTP routes of the balancer: what it sees and has done, and orders to it."""
+"""HTTP routes of the balance: what the balancer sees and has done, and orders, which go to `engine.balance`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexstream.daemon.problems import ApiError
 from flexstream.rows.schema import near_names
 
 if TYPE_CHECKING:
-    from flexstream.balance.rebalancer import Rebalancer
+    from flexstream.balance.door import Balance
     from flexstream.daemon.server import Daemon
 
 MOST_HISTORY = 256
@@ -42,8 +42,8 @@ class RebalanceRoutes:
         ]
 
     @property
-    def _rebalancer(self) -> Rebalancer:
-        return self._daemon.engine.rebalancer
+    def _balance(self) -> Balance:
+        return self._daemon.engine.balance
 
     async def _body(self, request: web.Request, **wanted: type) -> dict[str, Any]:
         """The body's fields, all of them there and of their type. bool is no whole number here."""
@@ -80,44 +80,44 @@ class RebalanceRoutes:
 
     async def history(self, request: web.Request) -> web.Response:
         limit = Params(request, "limit").whole("limit", None, lowest=1, highest=MOST_HISTORY) or MOST_HISTORY
-        return web.json_response({"history": await asyncio.to_thread(self._rebalancer.history, limit)})
+        return web.json_response({"history": await asyncio.to_thread(self._balance.history, limit)})
 
     async def plan(self, request: web.Request) -> web.Response:
         await self._optional(request)
-        return web.json_response(await asyncio.to_thread(self._rebalancer.plan))
+        return web.json_response(await asyncio.to_thread(self._balance.plan))
 
     async def apply(self, request: web.Request) -> web.Response:
         await self._optional(request)
-        return web.json_response(await asyncio.to_thread(self._rebalancer.apply))
+        return web.json_response(await asyncio.to_thread(self._balance.apply))
 
     async def auto(self, request: web.Request) -> web.Response:
         body = await self._body(request, on=bool)
-        return web.json_response(await asyncio.to_thread(self._rebalancer.set_auto, body["on"]))
+        return web.json_response(await asyncio.to_thread(self._balance.set_auto, body["on"]))
 
     async def freeze(self, request: web.Request) -> web.Response:
         body = await self._optional(request, groups=list, on=bool)
         groups, on = body.get("groups"), body.get("on", True)
-        return web.json_response(await asyncio.to_thread(self._rebalancer.freeze, groups, on))
+        return web.json_response(await asyncio.to_thread(self._balance.freeze, groups, on))
 
     async def move(self, request: web.Request) -> web.Response:
         body = await self._body(request, group=int, worker=int)
-        return web.json_response(await asyncio.to_thread(self._rebalancer.move, body["group"], body["worker"]))
+        return web.json_response(await asyncio.to_thread(self._balance.move, body["group"], body["worker"]))
 
     async def split(self, request: web.Request) -> web.Response:
         body = await self._body(request, group=int, workers=list)
-        return web.json_response(await asyncio.to_thread(self._rebalancer.split, body["group"], body["workers"]))
+        return web.json_response(await asyncio.to_thread(self._balance.split, body["group"], body["workers"]))
 
     async def unsplit(self, request: web.Request) -> web.Response:
         body = await self._body(request, group=int)
-        return web.json_response(await asyncio.to_thread(self._rebalancer.unsplit, body["group"]))
+        return web.json_response(await asyncio.to_thread(self._balance.unsplit, body["group"]))
 
     async def drain(self, request: web.Request) -> web.Response:
         body = await self._body(request, worker=int)
-        return web.json_response(await asyncio.to_thread(self._rebalancer.drain, body["worker"]))
+        return web.json_response(await asyncio.to_thread(self._balance.drain, body["worker"]))
 
     async def add(self, request: web.Request) -> web.Response:
         body = await self._body(request, worker=int)
-        return web.json_response(await asyncio.to_thread(self._rebalancer.add, body["worker"]))
+        return web.json_response(await asyncio.to_thread(self._balance.add, body["worker"]))
 
 
 _NAMES = {int: "a whole number", bool: "true or false", list: "a list"}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexstream import durations
+from flexstream.balance.door import Balance
 from flexstream.balance.group_loads import Loads
 from flexstream.balance.mover import Mover
 from flexstream.balance.rebalancer import Rebalancer
@@ -182,7 +183,10 @@ class Engine(Orders):
         loads = Loads(self.workers, groups, lambda: list(self._by_index), self._feeder.handed)
         self.nic.worker_cores = loads.cores
         latencies = self.collector.latencies
-        self.rebalancer = Rebalancer(loads, self.mover, self.placement, latencies, auto=auto, lanes=self.lanes)
+        self.balance = Balance(
+            loads, self.mover, self.placement, latencies, auto=auto, lanes=self.lanes, check_open=self._check_open
+        )
+        self._rebalancer = Rebalancer(self.balance)
         self._session_clock = SessionClock(self.workers, self._by_index, idle_timeout_s, session_timeout_s)
         with beside(cpus if pin else []):
             for worker in self.workers:
@@ -192,7 +196,7 @@ class Engine(Orders):
                 self._acceptor.start()
             self.nic.start()
             self._session_clock.start()
-            self.rebalancer.start()
+            self._rebalancer.start()
 
     # -- streams and queries
 
@@ -413,6 +417,11 @@ class Engine(Orders):
         running = self._streams.get(stream)
         return running.port if running is not None else None
 
+    @property
+    def rebalancer(self) -> Balance:
+        """`balance`, by its name of before."""
+        return self.balance
+
     def placement(self) -> list[int]:
         """The worker of each group."""
         return list(self._placement.owners())
@@ -458,7 +467,7 @@ class Engine(Orders):
             self._acceptor.stop_accepting()
         self.staging.stop(deadline)
         self._session_clock.stop()
-        self.rebalancer.stop()
+        self._rebalancer.stop()
         self.mover.stop()
         self.nic.stop()
         for worker in self.workers:
@@ -478,7 +487,7 @@ class Engine(Orders):
             self._acceptor.stop()
         self.nic.close()
         self._session_clock.join(timeout=2)
-        self.rebalancer.join(timeout=2)
+        self._rebalancer.join(timeout=2)
         windows = open_windows(self._queries.values())
         if self.collector.is_alive():  # a callback that does not return: leave it what it may still use
             self.state = "failed"

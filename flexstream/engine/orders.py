@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from flexstream.balance.mover import GroupMove, Mover
-from flexstream.balance.rebalancer import Rebalancer
+from flexstream.balance.door import ASKED_FOR, Balance
+from flexstream.balance.mover import GroupMove
 from flexstream.catalog.sessions import Session, SessionRefused
 from flexstream.engine.health import health
 from flexstream.engine.status import sessions_of
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 class Orders(ABC):
     """A part of Engine. Errors of all: EngineError, and the group is served where it was."""
 
-    mover: Mover
-    rebalancer: Rebalancer
+    balance: Balance
 
     def __init__(self) -> None:
         self._expected_sessions: dict[str, list[tuple[str, int]]] = {}
@@ -32,10 +31,12 @@ class Orders(ABC):
     def _check_open(self) -> None:
         """Raises EngineError when the engine is closed."""
 
-    def move(self, targets: Mapping[int, int], reason: str = "asked for") -> list[GroupMove]:
-        """Move groups to workers, {group: worker}, while rows arrive. Returns when they are settled there."""
-        self._check_open()
-        return self.mover.move(targets, reason)
+    def move(self, targets: Mapping[int, int], reason: str = ASKED_FOR) -> list[GroupMove]:
+        """Move groups to workers, {group: worker}, while rows arrive. Returns when they are settled there.
+
+        Raises EngineError, and nothing has moved: a group is frozen, a worker is drained, or not there.
+        """
+        return self.balance.move_all(targets, reason)
 
     def split(self, group: int, workers: Iterable[int]) -> dict[str, Any]:
         """Let these workers serve connections of the group beside its owner, which goes on firing its windows.
@@ -43,13 +44,11 @@ class Orders(ABC):
         A producer that knows lanes is asked for one for each of them; otherwise the group needs two connections.
         Automatic balancing undoes it when the group is not hot: freeze the group to keep it.
         """
-        self._check_open()
-        return self.rebalancer.split(group, workers)
+        return self.balance.split(group, workers)
 
     def unsplit(self, group: int) -> dict[str, Any]:
         """The group's owner serves all its connections again; lanes end. Nothing to do if it is not split."""
-        self._check_open()
-        return self.rebalancer.unsplit(group)
+        return self.balance.unsplit(group)
 
     def sessions(self, stream: str) -> list[dict[str, Any]]:
         """The sessions of a stream that have not ended, as in the status."""

@@ -51,7 +51,7 @@ def engine_status(engine: Engine) -> dict[str, Any]:
             "state": lambda: "failed" if engine.collector.failure is not None else engine.state,
             "nic": engine.nic.status,
             "placement": engine.placement,
-            "rebalance": engine.rebalancer.status,
+            "rebalance": engine.balance.status,
             "workers": lambda: [_worker(worker.stats()) for worker in engine.workers],
             "streams": lambda: parts.each(of_streams, "streams."),
             "stages": engine.staging.status,

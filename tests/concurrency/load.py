@@ -239,7 +239,7 @@ class Load:
     def split_groups(self) -> None:
         """Producers are asked for lanes, also those that are about to end."""
         rng = np.random.default_rng(self.seed + 1)
-        self.engine.rebalancer.splitter.rule.config = SplitConfig(lanes_wait_s=0.1, lanes_settle_s=0.0)
+        self.engine.balance.splitter.rule.config = SplitConfig(lanes_wait_s=0.1, lanes_settle_s=0.0)
         while not self.stop.wait(float(rng.uniform(0, 0.01))):
             with contextlib.suppress(EngineError):  # no connections, or the engine is at its end
                 self.engine.split(int(rng.integers(0, self.engine.groups)), [0, 1])

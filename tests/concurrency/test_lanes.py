@@ -85,7 +85,7 @@ def in_background(work: Callable[[threading.Event], None]) -> Iterator[None]:
 def split_at_random(engine: fs.Engine, seed: int, groups: list[int]) -> Callable[[threading.Event], None]:
     """Splits, ends of splits, moves and moves of what is split, one after the other."""
     rng = np.random.default_rng(seed)
-    engine.rebalancer.splitter.rule.config = SplitConfig(lanes_wait_s=0.2, lanes_settle_s=0.01)
+    engine.balance.splitter.rule.config = SplitConfig(lanes_wait_s=0.2, lanes_settle_s=0.01)
 
     def work(done: threading.Event) -> None:
         while not done.is_set():
@@ -152,7 +152,7 @@ def test_random_splits_of_the_groups_of_few_producers_change_no_result(seed: int
     with serving(3) as engine, in_background(split_at_random(engine, seed, groups)):
         send_from(engine, parts, 250, pause_s=0.01)
         assert_right(engine, rows)
-    assert engine.rebalancer.splitter.made > 0
+    assert engine.balance.splitter.made > 0
 
 
 @pytest.mark.parametrize("crc", [False, True])

@@ -88,7 +88,7 @@ class Load:
         return rows
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        found = wait_until(lambda: self._failures or condition(), what, seen=self.engine.rebalancer.status)
+        found = wait_until(lambda: self._failures or condition(), what, seen=self.engine.balance.status)
         assert not self._failures, self._failures
         return found
 

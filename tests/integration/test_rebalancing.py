@@ -27,7 +27,7 @@ def keys_of(groups: list[int], keys: int = 4_000) -> np.ndarray:
 
 
 def is_balanced(engine: fs.Engine) -> bool:
-    found = engine.rebalancer.status()["imbalance_percent"]
+    found = engine.balance.status()["imbalance_percent"]
     return found is not None and found < 35  # none: no rows came since the last look
 
 
@@ -35,12 +35,12 @@ def test_groups_that_become_hot_are_spread_and_the_results_are_right() -> None:
     with make_engine() as engine, Load(engine) as load:
         placement = engine.placement()
         hot = [group for group in range(GROUPS) if placement[group] == 0]
-        load.until(lambda: engine.rebalancer.status()["imbalance_percent"] is not None, "rows")
+        load.until(lambda: engine.balance.status()["imbalance_percent"] is not None, "rows")
         load.hot = keys_of(hot)
         load.until(lambda: len({engine.placement()[group] for group in hot}) == 2, "hot groups on both workers")
         load.until(lambda: is_balanced(engine), "balance")
         load.finish()
-        moves = [entry for entry in engine.rebalancer.history() if entry["moved"]]
+        moves = [entry for entry in engine.balance.history() if entry["moved"]]
         assert moves
         assert all(entry["what"] == "tick" and entry["verdict"] == "move" for entry in moves)
         assert moves[0]["imbalance_percent"] > 5
@@ -51,27 +51,27 @@ def test_a_worker_is_drained_and_added_under_load() -> None:
     with make_engine(workers=3, balance="off") as engine, Load(engine) as load:
         load.until(lambda: len(load.sent) > 20, "rows")
         for worker in (1, 0):
-            drained = engine.rebalancer.drain(worker)
+            drained = engine.balance.drain(worker)
             assert {move["from"] for move in drained["moved"]} == {worker}
             assert worker not in engine.placement()
             before = engine.workers[worker].stats()["rows"]
             sent = len(load.sent)
             load.until(lambda sent=sent: len(load.sent) > sent + 20, "more rows")
             assert engine.workers[worker].stats()["rows"] == before
-            added = engine.rebalancer.add(worker)
+            added = engine.balance.add(worker)
             assert {move["to"] for move in added["moved"]} >= {worker}
             load.until(lambda before=before, w=worker: engine.workers[w].stats()["rows"] > before, "rows at it again")
         load.finish()
-        engine.rebalancer.drain(0)
-        engine.rebalancer.drain(1)
+        engine.balance.drain(0)
+        engine.balance.drain(1)
         with pytest.raises(EngineError, match="last active"):
-            engine.rebalancer.drain(2)
+            engine.balance.drain(2)
 
 
 def test_automatic_moves_keep_away_from_a_drained_worker() -> None:
     with make_engine(workers=3) as engine, Load(engine) as load:
         load.until(lambda: len(load.sent) > 20, "rows")
-        engine.rebalancer.drain(2)
+        engine.balance.drain(2)
         load.hot = keys_of([group for group, worker in enumerate(engine.placement()) if worker == 0])
         moved = engine.mover.moved
         load.until(lambda: engine.mover.moved > moved, "automatic moves")
@@ -108,8 +108,8 @@ def test_even_load_has_no_hot_group() -> None:
         rows["k"] = np.arange(len(rows))
         engine.feed("s", rows, watermark=False)
         engine.flush()
-        wait_until(lambda: engine.rebalancer.status()["imbalance_percent"] is not None, "loads")
-        assert engine.rebalancer.status()["hot"] == []
+        wait_until(lambda: engine.balance.status()["imbalance_percent"] is not None, "loads")
+        assert engine.balance.status()["hot"] == []
 
 
 def test_rows_in_the_sockets_of_a_worker_that_is_held_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,11 +120,11 @@ def test_rows_in_the_sockets_of_a_worker_that_is_held_up_are_seen(monkeypatch: p
         engine.on_results("q", lambda batch: go.wait(PATIENCE_S))
         with Load(engine) as load:
             try:
-                load.until(lambda: engine.rebalancer.status()["workers"][0]["waiting_rows"] > 1_000, "rows that wait")
+                load.until(lambda: engine.balance.status()["workers"][0]["waiting_rows"] > 1_000, "rows that wait")
             finally:
                 go.set()
             load.finish()
-        wait_until(lambda: engine.rebalancer.status()["workers"][0]["waiting_rows"] == 0, "none")
+        wait_until(lambda: engine.balance.status()["workers"][0]["waiting_rows"] == 0, "none")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_balancing_is_automatic_with_several_workers_unless_told_otherwise(
     workers: int, balance: str | None, auto: bool
 ) -> None:
     with fs.Engine(workers, groups=4, pin=False, balance=balance) as engine:
-        assert engine.rebalancer.auto is auto
+        assert engine.balance.auto is auto
         assert engine.status()["rebalance"]["automatic"] is auto
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.time_limit(280)
 
 def make_engine(**options: Any) -> fs.Engine:
     engine = make_plain_engine(**options)
-    engine.rebalancer.splitter.rule.config = EAGER
+    engine.balance.splitter.rule.config = EAGER
     return engine
 
 
@@ -37,17 +37,17 @@ def group_of(key: int) -> int:
 
 
 def entries(engine: fs.Engine, what: str) -> list[dict[str, Any]]:
-    return [entry for entry in engine.rebalancer.history() if entry["what"] == what and entry["error"] is None]
+    return [entry for entry in engine.balance.history() if entry["what"] == what and entry["error"] is None]
 
 
 def shared(engine: fs.Engine) -> bool:
     """Each worker of a split has a share of its rows. (A split may end and begin again while nobody looks.)"""
-    return any(min(split["percent"] or [0]) > 10 for split in engine.rebalancer.status()["split"])
+    return any(min(split["percent"] or [0]) > 10 for split in engine.balance.status()["split"])
 
 
 def test_a_group_hotter_than_a_core_is_split_and_joined_when_it_has_cooled_down() -> None:
     with make_engine() as engine, Load(engine, 4) as load:
-        load.until(lambda: engine.rebalancer.status()["imbalance_percent"] is not None, "rows")
+        load.until(lambda: engine.balance.status()["imbalance_percent"] is not None, "rows")
         load.hot = [7]
         load.until(lambda: [split.group for split in engine.mover.splits()] == [group_of(7)], "a split")
         load.until(lambda: shared(engine), "rows at both workers")
@@ -65,11 +65,11 @@ def test_a_group_hotter_than_a_core_is_split_and_joined_when_it_has_cooled_down(
 
 def test_one_connection_that_is_too_hot_is_named_with_its_group_and_key() -> None:
     with make_engine() as engine:
-        engine.rebalancer.splitter.rule.config = replace(EAGER, split_percent=104.0)
+        engine.balance.splitter.rule.config = replace(EAGER, split_percent=104.0)
         with Load(engine, 1, lanes=0) as load:
             load.hot = [7]
             (hot,) = load.until(
-                lambda: [one for one in engine.rebalancer.status()["too_hot"] if one["keys"]], "a group that is too hot"
+                lambda: [one for one in engine.balance.status()["too_hot"] if one["keys"]], "a group that is too hot"
             )
             assert hot["group"] == group_of(7)
             assert hot["connections"] == 1

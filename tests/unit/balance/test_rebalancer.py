@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flexstream.balance.door import Balance
 from flexstream.balance.mover import STEPS, GroupMove
 from flexstream.balance.rebalancer import CALM_LOOK_S, LOOK_S, OFF_LOOK_S, QUIET_LOOK_S, Rebalancer
 from flexstream.balance.splits import Split
@@ -129,7 +130,7 @@ class Rig:
         self.loads = MadeUpLoads(workers)
         self.table = Table(placement or [group % workers for group in range(GROUPS)])
         self.loads.served_by = self.table.served_by
-        self.rebalancer = Rebalancer(
+        self.balance = Balance(
             self.loads,
             self.table,
             lambda: list(self.table.placement),
@@ -137,8 +138,8 @@ class Rig:
             auto=auto,
             config=BalancerConfig(),
             clock=self.clock,
-            cpu_clock=lambda: self.cpu_s,
         )
+        self.rebalancer = Rebalancer(self.balance, cpu_clock=lambda: self.cpu_s)
 
     def run(self, seconds: float) -> None:
         until_s = self.clock.now_s + seconds
@@ -146,7 +147,7 @@ class Rig:
             self.clock.now_s += self.rebalancer.look()
 
     def ticks(self, verdict: str) -> list[dict[str, Any]]:
-        return [entry for entry in self.rebalancer.history() if entry.get("verdict") == verdict]
+        return [entry for entry in self.balance.history() if entry.get("verdict") == verdict]
 
     def shares(self) -> list[float]:
         loads = np.bincount(self.table.placement, self.loads.rates, self.loads.workers)
@@ -158,7 +159,7 @@ def test_equal_loads_move_nothing_and_ticks_slow_down() -> None:
     rig.loads.rates[:] = 100_000
     rig.run(10)
     assert rig.table.orders == []
-    history = rig.rebalancer.history()
+    history = rig.balance.history()
     assert {entry["verdict"] for entry in history} <= {"quiet", "in_band"}
     assert history[-1]["next_tick_s"] == 1.0
     assert sum(entry["repeated"] for entry in history) < 25
@@ -219,14 +220,14 @@ def test_nothing_is_decided_while_a_worker_does_not_answer() -> None:
     rig = Rig()
     rig.loads.rates[:] = 100_000
     rig.run(1)
-    ticks = sum(entry["repeated"] for entry in rig.rebalancer.history())
+    ticks = sum(entry["repeated"] for entry in rig.balance.history())
     rig.loads.hangs = True
     rig.loads.rates = np.where(np.arange(GROUPS) % 2 == 0, 180_000.0, 20_000.0)
     stopped = threading.Event()
-    rig.rebalancer._watch._stopping = stopped  # do not wait for an answer in real time
+    rig.balance.watch._stopping = stopped  # do not wait for an answer in real time
     stopped.set()
     rig.run(0.2)
-    assert sum(entry["repeated"] for entry in rig.rebalancer.history()) == ticks
+    assert sum(entry["repeated"] for entry in rig.balance.history()) == ticks
     rig.run(2)  # for ever it does not wait
     assert rig.table.orders
 
@@ -266,10 +267,10 @@ def test_off_means_that_nothing_moves_until_it_is_on() -> None:
     rig.loads.rates = np.where(np.arange(GROUPS) % 2 == 0, 180_000.0, 20_000.0)
     rig.run(10)
     assert rig.table.orders == []
-    assert rig.rebalancer.set_auto(True)["text"] == "automatic moves are on"
+    assert rig.balance.set_auto(True)["text"] == "automatic moves are on"
     rig.run(2)
     assert rig.table.orders
-    assert rig.rebalancer.status()["automatic"] is True
+    assert rig.balance.status()["automatic"] is True
 
 
 def test_a_move_that_fails_is_in_the_history_and_the_balancer_goes_on() -> None:
@@ -287,53 +288,53 @@ def test_plan_changes_nothing_and_apply_does_it() -> None:
     rig = Rig(auto=False, placement=[0] * GROUPS)
     rig.loads.rates[:] = 1_000
     rig.run(2)
-    made = rig.rebalancer.plan()
+    made = rig.balance.plan()
     assert len(made["plan"]) == 4
     assert made["worker_percent"] == [200.0, 0.0]
     assert made["worker_percent_after"] == [100.0, 100.0]
     assert rig.table.placement == [0] * GROUPS
-    done = rig.rebalancer.apply()
+    done = rig.balance.apply()
     assert sorted(rig.table.placement) == [0] * 4 + [1] * 4
     assert len(done["moved"]) == 4
     assert done["what"] == "apply"
-    assert rig.rebalancer.apply()["moved"] == []
+    assert rig.balance.apply()["moved"] == []
 
 
 def test_a_drained_worker_is_empty_and_stays_so_until_it_is_added() -> None:
     rig = Rig(workers=3)
     rig.loads.rates[:] = 100_000
     rig.run(1)
-    drained = rig.rebalancer.drain(1)
+    drained = rig.balance.drain(1)
     assert 1 not in rig.table.placement
     assert {move["from"] for move in drained["moved"]} == {1}
     rig.loads.rates[0] = 400_000
     rig.run(5)
     assert 1 not in rig.table.placement
-    workers = rig.rebalancer.status()["workers"]
+    workers = rig.balance.status()["workers"]
     assert [worker["active"] for worker in workers] == [True, False, True]
     assert workers[1]["groups"] == 0
-    assert rig.rebalancer.add(1)["moved"]
+    assert rig.balance.add(1)["moved"]
     assert 1 in rig.table.placement
-    assert rig.rebalancer.status()["inactive"] == []
+    assert rig.balance.status()["inactive"] == []
 
 
 def test_draining_and_adding_works_without_any_rows() -> None:
     rig = Rig(auto=False)
-    rig.rebalancer.drain(0)
+    rig.balance.drain(0)
     assert rig.table.placement == [1] * GROUPS
-    rig.rebalancer.add(0)
+    rig.balance.add(0)
     assert sorted(rig.table.placement) == [0] * 4 + [1] * 4
-    assert rig.rebalancer.add(0)["text"] == "worker 0 is active already"
+    assert rig.balance.add(0)["text"] == "worker 0 is active already"
 
 
 def test_frozen_groups_stay() -> None:
     rig = Rig()
     rig.loads.rates = np.where(np.arange(GROUPS) % 2 == 0, 180_000.0, 20_000.0)
-    rig.rebalancer.freeze()
+    rig.balance.freeze()
     rig.run(3)
     assert rig.table.orders == []
-    assert rig.rebalancer.status()["frozen"] == list(range(GROUPS))
-    rig.rebalancer.freeze([0, 1], on=False)
+    assert rig.balance.status()["frozen"] == list(range(GROUPS))
+    rig.balance.freeze([0, 1], on=False)
     rig.run(3)
     assert {group for targets, _ in rig.table.orders for group in targets} <= {0, 1}
 
@@ -358,7 +359,7 @@ def test_frozen_groups_stay() -> None:
 )
 def test_what_cannot_be_done_is_refused_by_name(order: Any, code: str) -> None:
     with pytest.raises(EngineError) as refused:
-        order(Rig(auto=False).rebalancer)
+        order(Rig(auto=False).balance)
     assert refused.value.code == code
 
 
@@ -367,15 +368,15 @@ def test_status_and_history_are_json_without_infinities() -> None:
     rig.run(1)
     rig.loads.rates = np.where(np.arange(GROUPS) % 2 == 0, 180_000.0, 20_000.0)
     rig.run(2)
-    json.dumps([rig.rebalancer.status(), rig.rebalancer.history(), rig.rebalancer.plan()], allow_nan=False)
+    json.dumps([rig.balance.status(), rig.balance.history(), rig.balance.plan()], allow_nan=False)
 
 
 def test_the_history_is_bounded_and_repeats_are_one_line() -> None:
     rig = Rig()
     for turn in range(300):
-        rig.rebalancer.freeze([turn % GROUPS])
-    assert len(rig.rebalancer.history()) == 256
-    assert len(rig.rebalancer.history(3)) == 3
+        rig.balance.freeze([turn % GROUPS])
+    assert len(rig.balance.history()) == 256
+    assert len(rig.balance.history(3)) == 3
 
 
 def test_latencies_of_a_stretch_of_time() -> None:
@@ -404,7 +405,7 @@ def hot_rig(connections: int = 4, busiest: float = 0.25) -> Rig:
 
 
 def entries(rig: Rig, what: str) -> list[dict[str, Any]]:
-    return [entry for entry in rig.rebalancer.history() if entry["what"] == what]
+    return [entry for entry in rig.balance.history() if entry["what"] == what]
 
 
 def test_a_group_hotter_than_a_core_is_split_once_and_joined_when_it_cools_down() -> None:
@@ -415,7 +416,7 @@ def test_a_group_hotter_than_a_core_is_split_once_and_joined_when_it_cools_down(
     assert made["group_percent"] > 150
     assert made["split"]["workers"] == [1, 0]
     assert made["took_ms"] is not None
-    status = rig.rebalancer.status()
+    status = rig.balance.status()
     assert status["split"][0]["percent"] == pytest.approx([50, 50], abs=1)
     assert status["imbalance_percent"] < 30
     json.dumps(status)
@@ -435,10 +436,10 @@ def test_a_group_on_one_connection_is_said_to_be_too_hot_once_a_minute() -> None
     (said,) = entries(rig, "too hot")
     assert said["connections"] == 1
     assert "its only connection alone is" in said["text"]
-    assert rig.rebalancer.status()["too_hot"][0]["group"] == 3
+    assert rig.balance.status()["too_hot"][0]["group"] == 3
     rig.loads.rates[:] = 100_000
     rig.run(5)
-    assert rig.rebalancer.status()["too_hot"] == []
+    assert rig.balance.status()["too_hot"] == []
 
 
 def test_a_split_that_fails_is_in_the_history_and_not_tried_again_at_once() -> None:
@@ -451,23 +452,23 @@ def test_a_split_that_fails_is_in_the_history_and_not_tried_again_at_once() -> N
 
 def test_a_split_by_hand_names_its_workers_and_refuses_nonsense() -> None:
     rig = Rig(auto=False)
-    reply = rig.rebalancer.split(2, [0, 1])
+    reply = rig.balance.split(2, [0, 1])
     assert reply["split"]["workers"] == [0, 1]
     assert reply["text"] == "group 2 is served by workers 0, 1"
     with pytest.raises(EngineError, match="split already"):
-        rig.rebalancer.split(2, [1])
+        rig.balance.split(2, [1])
     with pytest.raises(EngineError, match="on worker 1 already"):
-        rig.rebalancer.split(3, [1])
+        rig.balance.split(3, [1])
     with pytest.raises(EngineError, match="must be from 0 to 1"):
-        rig.rebalancer.split(3, [5])
-    assert rig.rebalancer.unsplit(2)["what"] == "unsplit"
-    assert rig.rebalancer.unsplit(2)["text"] == "group 2 is not split"
+        rig.balance.split(3, [5])
+    assert rig.balance.unsplit(2)["what"] == "unsplit"
+    assert rig.balance.unsplit(2)["text"] == "group 2 is not split"
 
 
 def test_a_drained_worker_shares_nothing() -> None:
     rig = Rig(workers=3, auto=False)
-    rig.rebalancer.split(0, [2])
-    rig.rebalancer.drain(2)
+    rig.balance.split(0, [2])
+    rig.balance.drain(2)
     assert rig.table.splits() == []
     with pytest.raises(EngineError, match="worker 2 is drained"):
-        rig.rebalancer.split(0, [2])
+        rig.balance.split(0, [2])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flexstream.balance.door import Balance
 from flexstream.balance.rebalancer import Rebalancer
 from flexstream.nic.balance.balancer import BalancerConfig
 from flexstream.results.collector import Latencies
@@ -137,10 +138,10 @@ class Frames:
         return []
 
     def run(self, until_s: float = END_S) -> None:
-        rebalancer = Rebalancer(
-            self, self, lambda: list(self.placement), Latencies(), auto=True,
-            config=BalancerConfig(), clock=self.clock, cpu_clock=lambda: 0.0,
-        )  # fmt: skip
+        door = Balance(
+            self, self, lambda: list(self.placement), Latencies(), auto=True, config=BalancerConfig(), clock=self.clock
+        )
+        rebalancer = Rebalancer(door, cpu_clock=lambda: 0.0)
         while self.now_s < until_s:
             self.advance(rebalancer.look())
 

@@ -15,16 +15,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexstream import durations
-from flexstream.balance.door import Balance
+from flexstream.balance.door import ASKED_FOR, Balance
 from flexstream.balance.group_loads import Loads
-from flexstream.balance.mover import Mover
+from flexstream.balance.mover import GroupMove, Mover
 from flexstream.balance.rebalancer import Rebalancer
 from flexstream.catalog.entries import RunningQuery, RunningStream, StreamPort
+from flexstream.catalog.expected_sessions import ExpectedSessions
 from flexstream.catalog.sessions import StreamSessions
 from flexstream.compile.codegen import generate
 from flexstream.compile.lowering import lower
@@ -34,16 +35,17 @@ from flexstream.cython_ext.operators.queries import QueryState
 from flexstream.cython_ext.worker.placement import Placement
 from flexstream.cython_ext.worker.worker import Worker, make_reader_fd
 from flexstream.durations import Duration
+from flexstream.engine.health import health
 from flexstream.engine.options import balances, beside, check_data_dir, check_sizes, data_address, worker_cores
-from flexstream.engine.orders import Orders
 from flexstream.engine.round_trip import RoundTrips
-from flexstream.engine.status import engine_status, group_rows, open_windows, worker_threads
+from flexstream.engine.status import engine_status, group_rows, open_windows, sessions_of, worker_threads
 from flexstream.errors import EngineError, QueryError
 from flexstream.ingest.acceptor import Acceptor
 from flexstream.ingest.in_process import Feeder
 from flexstream.ingest.lane_book import LaneBook
 from flexstream.ingest.nic_service import NicService
 from flexstream.ingest.session_clock import SessionClock
+from flexstream.ingest.session_end import end_session
 from flexstream.query.optimise import optimise
 from flexstream.query.query import Query
 from flexstream.results import query_logs
@@ -63,7 +65,7 @@ log = logging.getLogger("flexstream.engine")
 DEFAULT_STATE_BYTES = 4 << 30
 
 
-class Engine(Orders):
+class Engine:
     """Runs queries over streams on native workers, one per core.
 
     workers: how many, or the list of cores to pin them to. groups: G, the number of key groups. data_dir: where
@@ -109,7 +111,6 @@ class Engine(Orders):
         balance: str | None = None,
         max_future: Duration | None = None,
     ) -> None:
-        super().__init__()
         cpus = worker_cores(workers)
         auto = balances(balance, len(cpus))
         check_sizes(groups, frame_bytes, max_sessions, nic, compile, state_memory_bytes // len(cpus))
@@ -132,6 +133,7 @@ class Engine(Orders):
         self._next_number = 1
         self.before_rows: Callable[[str], object] = lambda stream: None  # called before a producer may send
         self.started_at = time.monotonic()
+        self._expected_sessions = ExpectedSessions()
         self._acceptor: Acceptor | None = None
         self.lanes = LaneBook(lambda: list(self._by_index), self.placement, self._ordered_queries)
         self._closed = False
@@ -225,7 +227,7 @@ class Engine(Orders):
             )  # fmt: skip
             sessions.before_rows = lambda: self.before_rows(stream.name)
             running = RunningStream(stream, index, handles, sessions, max_future_ns=future_ns)
-            self._wait_for_sessions(running)
+            self._expected_sessions.hold(running)
             self._by_index.append(running)
             self._streams[stream.name] = running
 
@@ -399,6 +401,54 @@ class Engine(Orders):
     def late_log(self, name: str) -> ResultLog:
         return self._running(name).late_log
 
+    # -- where groups are served
+
+    def move(self, targets: Mapping[int, int], reason: str = ASKED_FOR) -> list[GroupMove]:
+        """Move groups to workers, {group: worker}, while rows arrive. Returns when they are settled there.
+
+        Raises EngineError, and nothing has moved: a group is frozen, a worker is drained, or not there.
+        """
+        return self.balance.move_all(targets, reason)
+
+    def split(self, group: int, workers: Iterable[int]) -> dict[str, Any]:
+        """Let these workers serve connections of the group beside its owner, which goes on firing its windows.
+
+        A producer that knows lanes is asked for one for each of them; otherwise the group needs two connections.
+        Automatic balancing undoes it when the group is not hot: freeze the group to keep it.
+        """
+        return self.balance.split(group, workers)
+
+    def unsplit(self, group: int) -> dict[str, Any]:
+        """The group's owner serves all its connections again; lanes end. Nothing to do if it is not split."""
+        return self.balance.unsplit(group)
+
+    # -- producers' sessions
+
+    def sessions(self, stream: str) -> list[dict[str, Any]]:
+        """The sessions of a stream that have not ended, as in the status."""
+        return sessions_of(self.running_stream(stream))
+
+    def registered_sessions(self, for_s: float = 0.0) -> dict[str, list[tuple[str, int]]]:
+        """(producer, epoch) of each stream's network producers that came so long ago, for `expect_sessions`."""
+        streams, _ = self.running()
+        return {running.stream.name: known for running in streams if (known := running.sessions.registered(for_s))}
+
+    def expect_sessions(self, stream: str, known: Iterable[tuple[str, int]]) -> None:
+        """Before the stream is added: its windows wait for these producers, for session_timeout_s at most.
+
+        They were there before a restart; whoever is back first must not drive the watermark alone.
+        """
+        self._expected_sessions.expect(stream, known)
+
+    def end_session(self, stream: str, producer: str, kind: str | None = None) -> dict[str, Any]:
+        """End a session that holds or poisons a stream, as if it had said EOS everywhere, and close its connections.
+
+        Its rows so far count. A producer that comes back with the same epoch is refused. Raises EngineError: no such
+        session, or several kinds of that name and no `kind` to choose by.
+        """
+        self._check_open()
+        return end_session(self.running_stream(stream), producer, kind, self._acceptor)
+
     # -- what others ask of it
 
     @property
@@ -443,6 +493,11 @@ class Engine(Orders):
     def status(self) -> dict[str, Any]:
         """Everything that there is to know, as plain data (docs/operations.md)."""
         return engine_status(self)
+
+    def health(self) -> dict[str, Any]:
+        """{"state", "problem", "not_ready"}, the last two None when all is well. It asks acceptor and workers for an
+        answer, which takes seconds when they have none, and needs no part of `status`."""
+        return health(self)
 
     def _ordered_queries(self) -> list[str]:
         return [name for name, running in list(self._queries.items()) if running.states[0].ordered]

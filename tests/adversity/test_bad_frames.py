@@ -334,7 +334,7 @@ def test_a_part_of_the_status_that_fails_is_named_and_the_others_are_there(monke
         whole = engine.status()
         monkeypatch.setattr(engine.collector.latencies, "summary", lambda: 1 // 0)
         monkeypatch.setattr(engine_status, "query_status", lambda running: [][1])
-        monkeypatch.setattr("flexstream.engine.orders.health", lambda engine: {}[0])  # asks around: not for a status
+        monkeypatch.setattr("flexstream.engine.engine.health", lambda engine: {}[0])  # asks around: not for a status
         status = engine.status()
         assert set(status["failed_parts"]) == {"latency", "queries.q"}
         assert "ZeroDivisionError" in status["failed_parts"]["latency"]

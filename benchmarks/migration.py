@@ -204,7 +204,7 @@ class Restarting(Triggered):
         for group, _, target in moves:
             after[group] = target
         self.store.pause()
-        placement = self.engine._placement  # past a quiescent point no worker is in a batch that began before
+        placement = self.engine._parts.placement  # past a quiescent point no worker is in a batch that began before
         if not placement.grace(placement.publish((), ()), SETTLE_S):
             raise SystemExit("a worker did not stop")
         with tempfile.TemporaryDirectory() as folder:

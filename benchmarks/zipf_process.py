@@ -50,7 +50,7 @@ def serve(engine: fs.Engine, z: float, balanced: bool) -> None:
 def count(engine: fs.Engine) -> dict[str, Any]:
     """Rows that each worker has worked off, what they and the balancer took of the processor, and when that was."""
     status = engine.status()
-    ident = engine._rebalancer.ident
+    ident = engine._parts.rebalancer.ident
     return {
         "at_s": time.monotonic(),
         "rows": [worker["rows"] for worker in status["workers"]],

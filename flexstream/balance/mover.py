@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexstream.balance.splits import Split, Splits
+from flexstream.balance.splits import LaneSource, Split, Splits
 from flexstream.cython_ext.worker.placement import MoveHandle, Placement
 from flexstream.cython_ext.worker.worker import now_ns
 from flexstream.errors import EngineError
@@ -77,6 +77,9 @@ class Mover:
         settle_catalog: Callable[[float], bool],
         follow: Callable[[list[int]], str | None],
         max_sessions: int,
+        *,
+        lanes: LaneSource,
+        ordered_queries: Callable[[], list[str]],
     ) -> None:
         self._placement = placement
         self._workers = workers
@@ -90,7 +93,7 @@ class Mover:
         self._under_way: dict[int, GroupMove] = {}
         self._numbers = 0
         self._stopping = False
-        self.shared = Splits(placement, workers, queries_of_streams, max_sessions)
+        self.shared = Splits(placement, workers, queries_of_streams, max_sessions, lanes, ordered_queries)
         self.moved = 0
         self.nic_errors = 0
         self.history: deque[GroupMove] = deque(maxlen=HISTORY)

@@ -96,6 +96,8 @@ class Splits:
         workers: Sequence[Any],
         queries_of_streams: Callable[[], list[int]],
         max_sessions: int,
+        lanes: LaneSource,
+        ordered_queries: Callable[[], list[str]],
     ) -> None:
         self._placement = placement
         self._workers = workers
@@ -104,8 +106,8 @@ class Splits:
         self._standing: dict[int, Split] = {}
         self._begun: dict[int, list[Any]] = {}  # loans whose borrower has not answered yet
         self._stuck: list[Any] = []  # parcels that a worker may still have
-        self.lanes: LaneSource = NoLanes()
-        self.ordered_queries: Callable[[], list[str]] = list  # those that need rows in the order of arrival
+        self.lanes = lanes
+        self._ordered_queries = ordered_queries  # those that need rows in the order of arrival
 
     def standing(self) -> list[Split]:
         return list(self._standing.values())
@@ -146,7 +148,7 @@ class Splits:
 
     def _check(self, group: int, owner: int, borrowers: Sequence[int]) -> None:
         why = None
-        if ordered := self.ordered_queries():
+        if ordered := self._ordered_queries():
             raise EngineError(
                 f"group {group} cannot be split: {', '.join(ordered)} needs its rows in the order of arrival",
                 code="not_split",

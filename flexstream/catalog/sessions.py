@@ -83,19 +83,20 @@ class StreamSessions:
     """The sessions of one stream over all workers. Thread-safe.
 
     `workers` take the orders register_session, end_session, session_idle, free_session and hold. `begin_anew` is called
-    before a session registers when all others have ended: what they said is worked off everywhere.
+    before a session registers when all others have ended: what they said is worked off everywhere. `before_rows` is
+    called before a session registers that commits nothing.
     """
 
     def __init__(
         self, index: int, workers: list[Worker], groups: int, max_sessions: int, expected_producers: int = 0,
-        begin_anew: Callable[[], object] = lambda: None,
+        begin_anew: Callable[[], object] = lambda: None, before_rows: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         self._index = index
         self._workers = workers
         self._groups = groups
         self._max = max_sessions
         self._begin_anew = begin_anew
-        self.before_rows: Callable[[], object] = lambda: None  # called before a session that commits nothing registers
+        self._before_rows = before_rows
         self._lock = threading.RLock()
         self._by_name: dict[tuple[str, str], Session] = {}
         self._by_slot: dict[int, Session] = {}
@@ -245,7 +246,7 @@ class StreamSessions:
         if all(session.state == "ended" for session in self._by_slot.values()):
             self._begin_anew()
         if kind != SINK:
-            self.before_rows()
+            self._before_rows()
         session = Session(producer, epoch, slot, peer, kind)
         self._by_name[session.name] = session
         self._by_slot[slot] = session

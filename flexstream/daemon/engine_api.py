@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class EngineAPI(Protocol):
     @property
     def staging(self) -> Any: ...
 
-    before_rows: Any
+    def call_before_rows(self, call: Callable[[str], object]) -> None: ...
 
     def running(self) -> tuple[list[Any], list[Any]]: ...
 

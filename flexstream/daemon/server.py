@@ -190,7 +190,7 @@ class Daemon:
         continuity = self._continuity
         if self._catalog is None or continuity is None:
             return
-        self.engine.before_rows = continuity.rows_come
+        self.engine.call_before_rows(continuity.rows_come)
         for name, stream in self._catalog.streams.items():
             if name not in self.engine.streams:
                 self.engine.expect_sessions(name, self._catalog.sessions.get(name, ()))

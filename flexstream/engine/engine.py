@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -21,41 +20,29 @@ from typing import TYPE_CHECKING, Any
 
 from flexstream import durations
 from flexstream.balance.door import ASKED_FOR, Balance
-from flexstream.balance.group_loads import Loads
-from flexstream.balance.mover import GroupMove, Mover
-from flexstream.balance.rebalancer import Rebalancer
+from flexstream.balance.mover import GroupMove
 from flexstream.catalog.entries import RunningQuery, RunningStream, StreamPort
 from flexstream.catalog.expected_sessions import ExpectedSessions
 from flexstream.catalog.sessions import StreamSessions
 from flexstream.compile.codegen import generate
 from flexstream.compile.lowering import lower
-from flexstream.compile.variants import Variants
-from flexstream.cython_ext.memory.allocator import Allocator
 from flexstream.cython_ext.operators.queries import QueryState
-from flexstream.cython_ext.worker.placement import Placement
-from flexstream.cython_ext.worker.worker import Worker, make_reader_fd
 from flexstream.durations import Duration
 from flexstream.engine.health import health
-from flexstream.engine.options import balances, beside, check_data_dir, check_sizes, data_address, worker_cores
-from flexstream.engine.round_trip import RoundTrips
-from flexstream.engine.status import engine_status, group_rows, open_windows, sessions_of, worker_threads
-from flexstream.errors import EngineError, QueryError
-from flexstream.ingest.acceptor import Acceptor
-from flexstream.ingest.in_process import Feeder
-from flexstream.ingest.lane_book import LaneBook
-from flexstream.ingest.nic_service import NicService
-from flexstream.ingest.session_clock import SessionClock
+from flexstream.engine.options import balances, check_data_dir, check_sizes, data_address, worker_cores
+from flexstream.engine.status import engine_status, open_windows, sessions_of
+from flexstream.engine.wiring import Settings, start, wire
+from flexstream.errors import EngineError
 from flexstream.ingest.session_end import end_session
 from flexstream.query.optimise import optimise
 from flexstream.query.query import Query
 from flexstream.results import query_logs
-from flexstream.results.collector import Collector
 from flexstream.results.cut import Cut
 from flexstream.results.follow_log import read_log
 from flexstream.results.result_rows import LateRows, ResultRows
 from flexstream.results.result_writer import ResultWriter
 from flexstream.rows.stream import Stream
-from flexstream.staging.service import DEFAULT_TIMEOUT_S, Staging
+from flexstream.staging.service import DEFAULT_TIMEOUT_S
 from flexstream.state.results.result_log import ResultLog
 
 if TYPE_CHECKING:
@@ -114,99 +101,44 @@ class Engine:
         cpus = worker_cores(workers)
         auto = balances(balance, len(cpus))
         check_sizes(groups, frame_bytes, max_sessions, nic, compile, state_memory_bytes // len(cpus))
+        folder = check_data_dir(data_dir)
         self.groups = groups
         self.frame_bytes = frame_bytes
         self.state = "running"
-        self._data_dir = check_data_dir(data_dir)
-        self._logs = query_logs.QueryLogs(self._data_dir, retention_bytes, retention_s, late_bytes)
+        self.started_at = time.monotonic()
+        self._logs = query_logs.QueryLogs(folder, retention_bytes, retention_s, late_bytes)
         self._max_sessions = max_sessions
         self._expected_producers = expected_producers
         self._max_future_ns = None if max_future is None else durations.parse(max_future)
-        self._variants = Variants(compile, threads=lambda: worker_threads(self))
-        self._lock = threading.RLock()
-        self._catalog = threading.RLock()  # held, before _lock, by whoever changes streams and queries, or moves groups
-        self._catalog_changes = self._settled_changes = 0
-        self._streams: dict[str, RunningStream] = {}
-        self._by_index: list[RunningStream] = []
-        self._queries: dict[str, RunningQuery] = {}
-        self._by_number: dict[int, RunningQuery] = {}
-        self._next_number = 1
-        self.before_rows: Callable[[str], object] = lambda stream: None  # called before a producer may send
-        self.started_at = time.monotonic()
         self._expected_sessions = ExpectedSessions()
-        self._acceptor: Acceptor | None = None
-        self.lanes = LaneBook(lambda: list(self._by_index), self.placement, self._ordered_queries)
-        self._closed = False
-        host, port = data_address(listen, token) if listen is not None else (None, 0)
-        if host is not None:
-            self._acceptor = Acceptor(
-                self, host, port, token=token, hello_timeout_s=hello_timeout_s, max_pending=max_pending_hello
-            )
-        self.nic = NicService(nic, groups, cpus if pin else [None] * len(cpus), host, self._group_rows)
-        self._reader_fd = make_reader_fd()
-        with beside(cpus if pin else []):
-            self._allocator = Allocator()
-        self._placement = Placement(list(self.nic.placement()), len(cpus))
-        self.workers = [
-            Worker(
-                index,
-                cpu if pin else -1,
-                self._allocator,
-                self._placement,
-                frame_bytes=frame_bytes,
-                state_bytes=state_memory_bytes // len(cpus),
-                chunk_bytes=min(4 << 20, state_memory_bytes // len(cpus) // 4),
-                reader_fd=self._reader_fd,
-                busy_poll=busy_poll,
-            )
-            for index, cpu in enumerate(cpus)
-        ]
-        self.mover = Mover(
-            self._placement, self.workers, self._catalog, self._queries_of_streams, self._settle_catalog,
-            self.nic.follow, max_sessions,
+        self._before_rows: Callable[[str], object] = lambda stream: None
+        given = Settings(
+            cpus=cpus, pin=pin, groups=groups, address=data_address(listen, token) if listen is not None else None,
+            token=token, nic=nic, data_dir=folder, frame_bytes=frame_bytes, state_memory_bytes=state_memory_bytes,
+            busy_poll=busy_poll, max_sessions=max_sessions, max_pending_hello=max_pending_hello,
+            hello_timeout_s=hello_timeout_s, idle_timeout_s=idle_timeout_s, session_timeout_s=session_timeout_s,
+            stage_limit_bytes=stage_limit_bytes, stage_timeout_s=stage_timeout_s, compile=compile, auto=auto,
         )  # fmt: skip
-        self.mover.shared.lanes, self.mover.shared.ordered_queries = self.lanes, self._ordered_queries
-        self._round_trips = RoundTrips(self.workers)
-        self._feeder = Feeder(self.workers, groups, self._placement, self.mover.routing, self._check_alive)
-        self.collector = Collector(
-            self.workers,
-            self._reader_fd,
-            {
-                "closed": self._connection_closed,
-                "session_done": lambda worker, stream, slot, n: self._stream_at(stream).sessions.ended_in(slot, n),
-                "session_awake": lambda worker, stream, slot: self._stream_at(stream).sessions.awake(slot),
-                "query_gone": self._query_gone,
-                "pong": self._round_trips.pong,
-            },
-        )
-        self.staging = Staging(
-            self, self._feeder, self._wait_for_workers, self._data_dir, stage_limit_bytes, stage_timeout_s
-        )
-        loads = Loads(self.workers, groups, lambda: list(self._by_index), self._feeder.handed)
-        self.nic.worker_cores = loads.cores
-        latencies = self.collector.latencies
-        self.balance = Balance(
-            loads, self.mover, self.placement, latencies, auto=auto, lanes=self.lanes, check_open=self._check_open
-        )
-        self._rebalancer = Rebalancer(self.balance)
-        self._session_clock = SessionClock(self.workers, self._by_index, idle_timeout_s, session_timeout_s)
-        with beside(cpus if pin else []):
-            for worker in self.workers:
-                worker.start()
-            self.collector.start()
-            if self._acceptor is not None:
-                self._acceptor.start()
-            self.nic.start()
-            self._session_clock.start()
-            self._rebalancer.start()
+        parts = self._parts = wire(given)
+        self._registry = parts.registry
+        self.workers = parts.workers
+        self.nic = parts.nic
+        self.collector = parts.collector
+        self.lanes = parts.lanes
+        self.mover = parts.mover
+        self.balance = parts.balance
+        self.staging = parts.staging
+        self.acceptor = parts.acceptor
+        start(parts, given)
 
     # -- streams and queries
 
     def add(self, stream: Stream) -> None:
         """Make a stream known. Adding an equal one again does nothing."""
-        with self._catalog, self._lock:
-            self._check_open()
-            known = self._streams.get(stream.name)
+        registry = self._registry
+        with registry.changing, registry.lock:
+            registry.check_open()
+            known = registry.streams.get(stream.name)
             if known is not None:
                 if known.stream == stream:
                     return
@@ -215,21 +147,20 @@ class Engine:
                     code="stream_exists",
                     hint="give the new one another name",
                 )
-            if len(self._streams) == 64:
+            if len(registry.streams) == 64:
                 raise EngineError("an engine has at most 64 streams", code="too_many_streams")
-            index = len(self._streams)
+            index = len(registry.streams)
             placement = self.placement()
             future_ns = stream.future_ns(self._max_future_ns)
             handles = [w.add_stream(stream, index, placement, self._max_sessions, future_ns) for w in self.workers]
             sessions = StreamSessions(
                 index, self.workers, self.groups, self._max_sessions, self._expected_producers,
                 begin_anew=lambda: self._close_fired_windows(index),
+                before_rows=lambda: self._before_rows(stream.name),
             )  # fmt: skip
-            sessions.before_rows = lambda: self.before_rows(stream.name)
             running = RunningStream(stream, index, handles, sessions, max_future_ns=future_ns)
             self._expected_sessions.hold(running)
-            self._by_index.append(running)
-            self._streams[stream.name] = running
+            registry.add_stream(running)
 
     def submit(self, query: Query, *, lost_until: int | None = None, after_crash: bool = False) -> None:
         """Start a query; it sees the rows that come from now on. Its stream is added if it is not known yet.
@@ -239,38 +170,37 @@ class Engine:
         """
         bound = optimise(query.bound())
         lowered = lower(bound)
-        with self.mover.without_splits(), self._lock:
-            self._check_open()
-            if query.name in self._queries:
+        registry = self._registry
+        with self.mover.without_splits(), registry.lock:
+            registry.check_open()
+            if query.name in registry.queries:
                 raise EngineError(
                     f"query {query.name!r} is running already",
                     code="query_exists",
                     hint="cancel it first, or give this one another name",
                 )
             self.add(query.stream)
-            stream = self._streams[query.stream.name]
-            if sum(q.stream is stream for q in self._queries.values()) >= 64:
+            stream = registry.streams[query.stream.name]
+            if sum(q.stream is stream for q in registry.queries.values()) >= 64:
                 raise EngineError("a stream has at most 64 queries", code="too_many_queries")
-            number = self._next_number
-            self._next_number += 1
-            states = [QueryState(number, bound, lowered, self.groups, self._allocator) for _ in self.workers]
-            rows, late_rows = ResultRows(bound), LateRows(stream.stream)
+            number = registry.next_number()
+            states = [QueryState(number, bound, lowered, self.groups, self._parts.allocator) for _ in self.workers]
+            cut = Cut(query.name, lost_until, stream.reached if after_crash else None)
+            rows, late_rows = ResultRows(bound, cut), LateRows(stream.stream)
             log, late_log = self._logs.open(query, rows, late_rows)
             ends = query_logs.fired_before(log, bound, self.groups, self.staging.needed_from(query.name))
             for state in states:
                 state.restore(ends)
-            rows.cut = Cut(query.name, lost_until, stream.reached if after_crash else None)
             running = RunningQuery(
                 query, number, stream, states, ResultWriter(query.name, rows, log),
                 ResultWriter(query.name, late_rows, late_log), log, late_log,
             )  # fmt: skip
             self.collector.add_query(number, running.results, running.late)
-            self._queries[query.name] = running
-            self._by_number[number] = running
+            registry.add_query(running)
             for worker, state in zip(self.workers, states, strict=True):
                 worker.add_query(stream.index, state)
-            self._catalog_changes += 1
-        if not self._variants.start(running, lambda: generate(bound)):
+            registry.told_workers()
+        if not self._parts.variants.start(running, lambda: generate(bound)):
             self.cancel(query.name)
             raise EngineError(
                 f"query {query.name!r} was not compiled: {running.variant_reason}",
@@ -280,7 +210,7 @@ class Engine:
 
     def _close_fired_windows(self, stream: int) -> None:
         """A window that fired at the end of the stream in one group is closed in all, before a new session begins."""
-        for running in list(self._queries.values()):
+        for running in list(self._registry.queries.values()):
             ends = [end for state in running.states if (end := state.ended_until) is not None]
             if running.stream.index == stream and ends:
                 for worker in self.workers:
@@ -288,16 +218,17 @@ class Engine:
 
     def cancel(self, name: str) -> None:
         """Stop a query. Windows that have not fired are dropped; its result log stays on disk."""
-        for state in self._running(name).states:
+        registry = self._registry
+        for state in registry.query(name).states:
             state.cancel()  # first: what is ordered below waits for the workers, and so for what they are firing
         self.staging.query_gone(name)
-        with self.mover.without_splits(), self._lock:
-            self._check_open()
-            running = self._running(name)
-            del self._queries[name]
+        with self.mover.without_splits(), registry.lock:
+            registry.check_open()
+            running = registry.query(name)
+            del registry.queries[name]
             for worker, state in zip(self.workers, running.states, strict=True):
                 worker.drop_query(running.stream.index, state)
-            self._catalog_changes += 1
+            registry.told_workers()
         in_callback = threading.current_thread() is self.collector  # there it would wait for itself
         if not in_callback and not running.dropped.wait(10):
             fields = {"query": name, "until": "workers are less busy"}
@@ -305,22 +236,13 @@ class Engine:
         self.collector.remove_query(running.number)
         query_logs.end(name, running.log, running.late_log)
 
-    def _query_gone(self, worker: int, number: int, refused: int) -> None:
-        running = self._by_number[number]
-        running.gone.add(worker)
-        if len(running.gone) == len(self.workers):
-            del self._by_number[number]
-            running.dropped.set()
-
     @property
     def streams(self) -> dict[str, Stream]:
-        with self._lock:
-            return {name: running.stream for name, running in self._streams.items()}
+        return {running.stream.name: running.stream for running in self._registry.running()[0]}
 
     @property
     def queries(self) -> dict[str, Query]:
-        with self._lock:
-            return {name: running.query for name, running in self._queries.items()}
+        return {running.query.name: running.query for running in self._registry.running()[1]}
 
     # -- rows in
 
@@ -342,23 +264,24 @@ class Engine:
         minus the stream's max_disorder, unless `watermark` gives one, in units of the time field (False: leave it
         as it is). Missing values are refused, unless `missing` says otherwise, as in `Producer.send`.
         """
-        self._check_open()
-        self._feeder.feed(self._stream(stream), rows, group, watermark, wait, missing)
+        self._registry.check_open()
+        self._parts.feeder.feed(self._registry.stream(stream), rows, group, watermark, wait, missing)
 
     def flush(self) -> None:
         """Wait until all that was fed has been processed."""
-        self._feeder.flush()
+        self._parts.feeder.flush()
 
     def finish(self, timeout: float | None = None) -> None:
         """End of stream for what was fed: waits until every session has ended and every window has fired.
 
         Raises EngineError when `timeout` seconds pass first; it names the producers that are still there.
         """
+        registry, feeder = self._registry, self._parts.feeder
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._feeder.end(list(self._by_index))
+        feeder.end(registry.all_streams())
         self.staging.end_all()
-        while left := [(s, running.stream.name) for running in list(self._by_index) for s in running.sessions.all()]:
-            self._check_open()
+        while left := [(s, running.stream.name) for running in registry.all_streams() for s in running.sessions.all()]:
+            registry.check_open()
             if deadline is not None and time.monotonic() > deadline:
                 who = [f"{session.producer} ({session.state}) on {name}" for session, name in left]
                 raise EngineError(
@@ -366,15 +289,17 @@ class Engine:
                     code="not_finished",
                     hint="close these producers, or wait longer",
                 )
-            self._check_alive()
+            self.collector.check_alive()
             left[0][0].ended.wait(0.05)
-        self._wait_for_workers(deadline)
-        self._feeder.flush()
+        self._parts.round_trips.wait_for_workers(deadline)
+        feeder.flush()
 
-    def _wait_for_workers(self, deadline: float | None = None) -> None:
-        """Wait until every worker has worked off what was posted and all it has reported is in the logs."""
-        if not self._round_trips.wait(deadline, self._check_alive):
-            raise EngineError("workers did not answer in time", code="not_finished")
+    def call_before_rows(self, call: Callable[[str], object]) -> None:
+        """Call it with a stream's name before a producer that commits nothing may send to it.
+
+        For one who needs the engine to be made, such as the daemon's book of what a crash may take.
+        """
+        self._before_rows = call
 
     # -- results out
 
@@ -389,17 +314,17 @@ class Engine:
         self, name: str, offset: int = 0, *, follow: bool = False, timeout: float | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Rows that came too late for the query: the stream's fields and the watermark that had passed."""
-        return read_log(self._running(name).late_log, offset, follow, timeout)
+        return read_log(self._registry.query(name).late_log, offset, follow, timeout)
 
     def on_results(self, name: str, callback: Callable[[pa.RecordBatch], None]) -> None:
         """Call back with every batch of new results, after it is in the log. A slow callback slows the engine."""
-        self._running(name).results.callbacks.append(callback)
+        self._registry.query(name).results.callbacks.append(callback)
 
     def result_log(self, name: str) -> ResultLog:
-        return self._running(name).log
+        return self._registry.query(name).log
 
     def late_log(self, name: str) -> ResultLog:
-        return self._running(name).late_log
+        return self._registry.query(name).late_log
 
     # -- where groups are served
 
@@ -446,26 +371,23 @@ class Engine:
         Its rows so far count. A producer that comes back with the same epoch is refused. Raises EngineError: no such
         session, or several kinds of that name and no `kind` to choose by.
         """
-        self._check_open()
-        return end_session(self.running_stream(stream), producer, kind, self._acceptor)
+        self._registry.check_open()
+        return end_session(self.running_stream(stream), producer, kind, self.acceptor)
 
     # -- what others ask of it
 
     @property
     def data_address(self) -> tuple[str, int] | None:
-        return self._acceptor.address if self._acceptor is not None else None
-
-    @property
-    def acceptor(self) -> Acceptor | None:
-        return self._acceptor
+        return self.acceptor.address if self.acceptor is not None else None
 
     def running(self) -> tuple[list[RunningStream], list[RunningQuery]]:
-        with self._lock:
-            return list(self._streams.values()), list(self._queries.values())
+        return self._registry.running()
 
     def port_of(self, stream: str) -> StreamPort | None:
-        running = self._streams.get(stream)
-        return running.port if running is not None else None
+        return self._registry.port_of(stream)
+
+    def running_stream(self, name: str) -> RunningStream:
+        return self._registry.stream(name)
 
     @property
     def rebalancer(self) -> Balance:
@@ -474,18 +396,7 @@ class Engine:
 
     def placement(self) -> list[int]:
         """The worker of each group."""
-        return list(self._placement.owners())
-
-    def _queries_of_streams(self) -> list[int]:
-        return [sum(q.stream is s for q in self._by_number.values()) for s in self._by_index]
-
-    def _settle_catalog(self, timeout: float) -> bool:
-        """Whether all workers have the same queries; waits for that, with a timeout other than 0."""
-        changes = self._catalog_changes
-        if timeout > 0 and self._settled_changes != changes:
-            self._wait_for_workers(time.monotonic() + timeout)
-            self._settled_changes = changes
-        return self._settled_changes == self._catalog_changes
+        return list(self._parts.placement.owners())
 
     def nic_facts(self) -> dict[str, Any]:
         return self.nic.describe()
@@ -499,12 +410,6 @@ class Engine:
         answer, which takes seconds when they have none, and needs no part of `status`."""
         return health(self)
 
-    def _ordered_queries(self) -> list[str]:
-        return [name for name, running in list(self._queries.items()) if running.states[0].ordered]
-
-    def _group_rows(self) -> list[int]:
-        return group_rows(list(self._by_index), self.groups)
-
     # -- life
 
     def drain(self, timeout: float | None = None) -> list[dict[str, Any]]:
@@ -512,49 +417,49 @@ class Engine:
 
         The engine is closed afterwards. Past `timeout` seconds what is left is dropped.
         """
-        with self._lock:
-            if self._closed:
+        parts = self._parts
+        with parts.registry.lock:
+            if not parts.registry.close():
                 return []
-            self._closed = True
             self.state = "draining"
         deadline = time.monotonic() + (30.0 if timeout is None else timeout)
-        if self._acceptor is not None:
-            self._acceptor.stop_accepting()
-        self.staging.stop(deadline)
-        self._session_clock.stop()
-        self._rebalancer.stop()
-        self.mover.stop()
-        self.nic.stop()
-        for worker in self.workers:
+        if parts.acceptor is not None:
+            parts.acceptor.stop_accepting()
+        parts.staging.stop(deadline)
+        parts.session_clock.stop()
+        parts.rebalancer.stop()
+        parts.mover.stop()
+        parts.nic.stop()
+        for worker in parts.workers:
             worker.stop()
-        while not all(worker.ended for worker in self.workers) and time.monotonic() < deadline:
+        while not all(worker.ended for worker in parts.workers) and time.monotonic() < deadline:
             time.sleep(0.002)
-        for worker in self.workers:
+        for worker in parts.workers:
             if not worker.ended:
                 worker.stop(wait_for_readers=False)
-        for worker in self.workers:
+        for worker in parts.workers:
             for fd in worker.join():
                 os.close(fd)
-        self._placement.close_leftovers()
-        self.collector.stop()
-        self.collector.join(timeout=max(1.0, deadline - time.monotonic()))
-        if self._acceptor is not None:
-            self._acceptor.stop()
-        self.nic.close()
-        self._session_clock.join(timeout=2)
-        self._rebalancer.join(timeout=2)
-        windows = open_windows(self._queries.values())
-        if self.collector.is_alive():  # a callback that does not return: leave it what it may still use
+        parts.placement.close_leftovers()
+        parts.collector.stop()
+        parts.collector.join(timeout=max(1.0, deadline - time.monotonic()))
+        if parts.acceptor is not None:
+            parts.acceptor.stop()
+        parts.nic.close()
+        parts.session_clock.join(timeout=2)
+        parts.rebalancer.join(timeout=2)
+        windows = open_windows(parts.registry.queries.values())
+        if parts.collector.is_alive():  # a callback that does not return: leave it what it may still use
             self.state = "failed"
             return windows
-        for running in self._queries.values():
+        for running in parts.registry.queries.values():
             running.log.close()
             running.late_log.close()
-        self._variants.stop()
-        self._allocator.stop()
-        for worker in self.workers:
+        parts.variants.stop()
+        parts.allocator.stop()
+        for worker in parts.workers:
             worker.release()
-        os.close(self._reader_fd)
+        os.close(parts.reader_fd)
         self.state = "stopped"
         return windows
 
@@ -567,39 +472,3 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _connection_closed(
-        self, worker: int, number: int, fd: int, stream: int, group: int, slot: int, why: int, ended: bool, rows: int
-    ) -> None:
-        if self._acceptor is None:
-            os.close(fd)
-        else:
-            self._acceptor.connection_closed(self._stream_at(stream).port, fd, group, why, ended)
-
-    def _stream_at(self, index: int) -> RunningStream:
-        return self._by_index[index]
-
-    def running_stream(self, name: str) -> RunningStream:
-        return self._stream(name)
-
-    def _stream(self, name: str) -> RunningStream:
-        with contextlib.suppress(KeyError):
-            return self._streams[name]
-        raise EngineError(
-            f"no stream {name!r}", code="unknown_stream", hint=f"there is {', '.join(self._streams) or 'none yet'}"
-        )
-
-    def _running(self, name: str) -> RunningQuery:
-        with self._lock, contextlib.suppress(KeyError):
-            return self._queries[name]
-        raise QueryError(
-            f"no query {name!r}", code="unknown_query", hint=f"there is {', '.join(self._queries) or 'none yet'}"
-        )
-
-    def _check_alive(self) -> None:
-        if self.collector.failure is not None:
-            raise EngineError(f"the collector failed: {self.collector.failure}", code="failed")
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EngineError("the engine is closed", code="closed")

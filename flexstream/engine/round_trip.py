@@ -6,18 +6,35 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
+
+from flexstream.errors import EngineError
+
+if TYPE_CHECKING:
+    from flexstream.cython_ext.worker.worker import Worker
 
 
 class RoundTrips:
-    """A ping goes behind everything posted before; its answer comes behind everything reported before."""
+    """A ping goes behind everything posted before; its answer comes behind everything reported before.
 
-    def __init__(self, workers: list[Any]) -> None:
+    `check_alive` raises when nobody will read the answers.
+    """
+
+    def __init__(self, workers: list[Worker], check_alive: Callable[[], None]) -> None:
         self._workers = workers
+        self._check_alive = check_alive
         self._tags = itertools.count(1)
         self._waiting: dict[int, tuple[set[int], threading.Event]] = {}
 
-    def wait(self, deadline: float | None, check_alive: Callable[[], None]) -> bool:
+    def wait_for_workers(self, deadline: float | None = None) -> None:
+        """Until every worker has worked off what was posted, and all that it has reported is in the logs.
+
+        Raises EngineError: not by then, in seconds of the monotonic clock.
+        """
+        if not self._wait(deadline):
+            raise EngineError("workers did not answer in time", code="not_finished")
+
+    def _wait(self, deadline: float | None) -> bool:
         """False: not every worker has answered by then. Workers that have all ended have nothing left to do."""
         tag = next(self._tags)
         reached = threading.Event()
@@ -26,7 +43,7 @@ class RoundTrips:
             for worker in self._workers:
                 worker.ping(tag)
             while not reached.wait(0.2):
-                check_alive()
+                self._check_alive()
                 if deadline is not None and time.monotonic() > deadline:
                     return False
                 if all(worker.ended for worker in self._workers):

@@ -168,9 +168,9 @@ def _session(running: RunningStream, session: Session) -> dict[str, Any]:
     }
 
 
-def worker_threads(engine: Engine) -> list[int]:
+def worker_threads(workers: Iterable[Any]) -> list[int]:
     """As the kernel numbers them."""
-    return [worker.stats()["thread_id"] for worker in engine.workers]
+    return [worker.stats()["thread_id"] for worker in workers]
 
 
 def query_status(running: RunningQuery) -> dict[str, Any]:

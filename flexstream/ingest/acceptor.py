@@ -52,24 +52,24 @@ ACCEPTS_AT_ONCE = 64
 
 
 class Acceptor:
-    """Listens on `host:port` (port 0: any). `start` raises EngineError when it cannot."""
+    """Accepts on `listener`, which `listen` made, and serves with what `host` has."""
 
     def __init__(
-        self, engine: Host, host: str, port: int, *, token: str | None, hello_timeout_s: float, max_pending: int
+        self, host: Host, listener: socket.socket, *, token: str | None, hello_timeout_s: float, max_pending: int
     ) -> None:
-        self._engine = engine
+        self.host = host
         self._token = token
         self._hello_timeout_s = hello_timeout_s
         self._max_pending = max_pending
         self._pending: OrderedDict[asyncio.Task[Any], socket.socket] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._goodbyes: set[Any] = set()
-        self._control = ControlPort(engine, self._call)
+        self._control = ControlPort(host, self._call)
         self._slowing = Slowing()
         self._session_of: dict[int, Session] = {}  # descriptor -> session, while a worker has it
         self._descriptors = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listeners = [_listen(host, port)]
+        self._listeners = [listener]
         self._per_worker = False  # whether each listener is a worker's
         self.address: tuple[str, int] = self._listeners[0].getsockname()[:2]
         self._thread = threading.Thread(target=self._run, name="fs-acceptor", daemon=True)
@@ -117,7 +117,6 @@ class Acceptor:
         self._finished = asyncio.Event()
         self._listening = True
         self._relisten()
-        self._engine.nic.relisten = lambda: self._call(self._relisten)
         self._ready.set()
         await self._finished.wait()
         if self._goodbyes:
@@ -133,12 +132,16 @@ class Acceptor:
             for listener in self._listeners:
                 listener.close()
 
+    def relisten(self) -> None:
+        """Ask the NIC for listeners again. From any thread."""
+        self._call(self._relisten)
+
     def _relisten(self) -> None:
         """At the start, and when another NIC implementation took over: one listener for all, or one per worker."""
         if not self._listening:
             return
         self._look_away()
-        found = self._engine.nic.listeners(self._listeners[0])
+        found = self.host.nic.listeners(self._listeners[0])
         self._per_worker = found is not None
         self._listeners += [listener for listener in found or [] if listener not in self._listeners]
         self._listen_again()
@@ -227,11 +230,11 @@ class Acceptor:
             await self._room()
             self._no_longer_pending()
             _notice_death(sock)
-            port, session = hello.check(header, said, self._engine, self._token)
+            port, session = hello.check(header, said, self.host, self._token)
             if session is not None:
                 self._hand_over(sock, peer, listener, port, session, header, said)
             elif group == STAGE_GROUP:
-                self._engine.staging.port.adopt(sock, peer, port.stream, said)
+                self.host.adopt_stage(sock, peer, port.stream, said)
             else:
                 lost = "control connection lost"
                 await self._control.serve(sock, peer, port, said)
@@ -294,27 +297,27 @@ class Acceptor:
         crc, ack_bytes = hello.data_options(said)
         promise = hello.promise(said)
         row_bytes = port.stream.schema.row_bytes
-        placement = self._engine.placement()
+        placement = self.host.placement()
         owner, came_as = placement[header.group], header.group
         document: dict[str, Any] = {"version": VERSION, "peer": list(peer)}
         if lane := hello.lane(said):
             session = port.sessions.lane(session, header.group, lane)
-            came_as = self._engine.lanes.arrives_as(header.group, lane)
+            came_as = self.host.lanes.arrives_as(header.group, lane)
             document["lane"] = lane
         local = sock.getsockname()[:2]
-        make_room(sock, room_for_one(self._engine.groups, len(self._session_of)))
+        make_room(sock, room_for_one(self.host.groups, len(self._session_of)))
         fd = sock.fileno()
-        nic = self._engine.nic
+        nic = self.host.nic
         home = session.peer.rpartition(":")[0] or None
         aligned, stale = nic.arrived(fd, Arrival(peer, local, came_as, placement[came_as], listener, promise, home))
         document |= {"local": list(local), "aligned": aligned}
         if stale:  # it steered by an old key: give it the present one
-            document["nic"] = self._engine.nic_facts()
-        rows = max(1, self._engine.frame_bytes // row_bytes)
+            document["nic"] = self.host.nic.describe()
+        rows = max(1, self.host.frame_bytes // row_bytes)
         ack = json_frame(FrameType.ACK, header.group, document, value=rows)
         self._count_connection(fd, session, header.group)
         try:
-            self._engine.workers[owner].add_connection(
+            self.host.workers[owner].add_connection(
                 fd, port.handles[owner], header.group, session.slot, ack, crc, ack_bytes
             )
         except Exception:
@@ -351,7 +354,7 @@ class Acceptor:
 
     def connection_closed(self, port: StreamPort, fd: int, group: int, why: int, ended: bool) -> None:
         """A worker gave a socket back (collector thread): tell the peer why, then close."""
-        self._engine.nic.forget(fd)
+        self.host.nic.forget(fd)
         session = self._uncount_connection(fd, group)
         if why > 0:
             code = ErrorCode(why)
@@ -429,7 +432,8 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that peers may connect to from now on (port 0: any). Raises EngineError when there can be none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

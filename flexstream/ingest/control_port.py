@@ -48,8 +48,8 @@ Address = tuple[str, int]
 class ControlPort:
     """Serves control connections. `call` has the loop do something, from any thread."""
 
-    def __init__(self, engine: Host, call: Callable[[Callable[[], None]], bool]) -> None:
-        self._engine = engine
+    def __init__(self, host: Host, call: Callable[[Callable[[], None]], bool]) -> None:
+        self._host = host
         self._call = call
         self._waiting = 0
         self._paces: WeakValueDictionary[str, Pace] = WeakValueDictionary()  # by peer, while it is connected
@@ -59,7 +59,7 @@ class ControlPort:
 
         The more wait, the less often each looks: together they never take the loop.
         """
-        while any(worker.mailbox_room < orders and not worker.ended for worker in self._engine.workers):
+        while any(worker.mailbox_room < orders and not worker.ended for worker in self._host.workers):
             self._waiting += 1
             try:
                 await asyncio.sleep(LOOK_S * (1 + self._waiting // 16))
@@ -77,9 +77,9 @@ class ControlPort:
             if most and session.control is sock:
                 session.speak = lambda data: self._call(lambda: say(sock, data))
                 session.most_lanes = most
-                for group, lanes in self._engine.lanes.all_wanted().items():  # asked for since the ACK was made
+                for group, lanes in self._host.lanes.all_wanted().items():  # asked for since the ACK was made
                     say(sock, lanes_frame(group, lanes))
-            await _Control(self, self._engine, sock, port, session).run(self._pace_of(peer[0]))
+            await _Control(self, self._host, sock, port, session).run(self._pace_of(peer[0]))
         finally:
             port.sessions.broken(session, sock)
 
@@ -97,16 +97,16 @@ class ControlPort:
             "local": list(sock.getsockname()[:2]),
             "stream": stream.to_dict(),
             "schema": stream.schema.hash,
-            "groups": self._engine.groups,
-            "placement": self._engine.placement(),
-            "nic": self._engine.nic_facts(),
-            "frame_bytes": self._engine.frame_bytes,
+            "groups": self._host.groups,
+            "placement": self._host.placement(),
+            "nic": self._host.nic.describe(),
+            "frame_bytes": self._host.frame_bytes,
             "max_frame_bytes": MAX_FRAME_BYTES,
             "epoch": session.epoch,
             "max_future": None if port.max_future_ns is None else durations.format(port.max_future_ns),
-            "lanes": {str(g): list(lanes.items()) for g, lanes in self._engine.lanes.all_wanted().items()},
+            "lanes": {str(g): list(lanes.items()) for g, lanes in self._host.lanes.all_wanted().items()},
         }
-        rows = max(1, self._engine.frame_bytes // stream.schema.row_bytes)
+        rows = max(1, self._host.frame_bytes // stream.schema.row_bytes)
         return json_frame(FrameType.ACK, CONTROL_GROUP, document, value=rows)
 
     async def end(self, sock: socket.socket, port: StreamPort, session: Session, opened: bytes) -> None:
@@ -139,10 +139,10 @@ class _Control:
     """One connection, from its ACK to its EOS."""
 
     def __init__(
-        self, port: ControlPort, engine: Host, sock: socket.socket, stream: StreamPort, session: Session
+        self, port: ControlPort, host: Host, sock: socket.socket, stream: StreamPort, session: Session
     ) -> None:
-        self._port, self._engine, self._sock, self._stream, self._session = port, engine, sock, stream, session
-        self._bitmap_bytes = (engine.groups + 7) // 8
+        self._port, self._host, self._sock, self._stream, self._session = port, host, sock, stream, session
+        self._bitmap_bytes = (host.groups + 7) // 8
         self._data = bytearray()
         self._latest: tuple[int, bytes] | None = None  # a watermark not yet posted, and the groups that it leaves out
 
@@ -213,7 +213,7 @@ class _Control:
         self._check_fence()
         watermark, opened = self._latest
         self._latest = None
-        for worker in self._engine.workers:
+        for worker in self._host.workers:
             worker.session_watermark(self._stream.index, self._session.slot, watermark, opened)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hmac
 import json
-from typing import Any, Protocol, TypeGuard
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from flexstream.catalog.entries import StreamPort
 from flexstream.catalog.sessions import Session
@@ -41,19 +44,18 @@ HINTS = {
 }
 
 
-class Host(Protocol):
-    """What the acceptor needs of an engine."""
+@dataclass(eq=False)
+class Host:
+    """What connections are served with: the parts of an engine that the acceptor works with."""
 
     groups: int
     frame_bytes: int
     workers: list[Worker]
     nic: NicService
-    staging: Any
     lanes: LaneBook
-
-    def port_of(self, stream: str) -> StreamPort | None: ...
-    def placement(self) -> list[int]: ...
-    def nic_facts(self) -> dict[str, Any]: ...
+    adopt_stage: Callable[[socket.socket, tuple[str, int], Stream, dict[str, Any]], object]  # may raise Refused
+    port_of: Callable[[str], StreamPort | None]
+    placement: Callable[[], list[int]]
 
 
 class Refused(Exception):

@@ -61,8 +61,8 @@ class NicService:
         self._follow_error: str | None = None
         self._disobeyed = 0
         self.fallbacks = 0
-        self.relisten: Callable[[], object] | None = None  # the acceptor's: ask `listeners` again
-        self.worker_cores: Callable[[], Sequence[int | None]] | None = None  # the engine's: where its workers are now
+        self._replaced: Callable[[], object] = lambda: None
+        self._worker_cores: Callable[[], Sequence[int | None]] = lambda: self._cpus
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -70,6 +70,19 @@ class NicService:
         fields = {"kind": self._nic.kind, "device": self._nic.device, "passed_over": list(self._nic.passed_over)}
         if self._spec.kind != "user":
             log.info("nic_chosen", extra={"fields": fields})
+
+    # -- those that come after it
+
+    def watch_cores(self, worker_cores: Callable[[], Sequence[int | None]]) -> None:
+        """Where workers are now, asked at every check. They are made after this, which says where groups are first."""
+        self._worker_cores = worker_cores
+
+    def when_replaced(self, call: Callable[[], object]) -> None:
+        """Call it when another implementation took over: `listeners` has another answer. From any thread.
+
+        The acceptor's, which is made after this, as it asks this for listeners.
+        """
+        self._replaced = call
 
     # -- the placement
 
@@ -207,7 +220,7 @@ class NicService:
     def _note_path(self, nic: Nic) -> None:
         """Key, table, cores: is any of them another one than those that connections were judged by?"""
         steering = nic.steering()
-        cores = self._cpus if self.worker_cores is None else list(self.worker_cores())
+        cores = list(self._worker_cores())
         if (steering, cores) == (self._steering, self._cpus) and self._table_stands(nic):
             return
         self._steering, self._cpus = steering, cores
@@ -253,8 +266,7 @@ class NicService:
         self.fallbacks += 1
         self._remember_table()
         log.warning("nic_fell_back", extra={"fields": {"to": new.kind, "device": new.device, "why": why}})
-        if self.relisten is not None:
-            self.relisten()
+        self._replaced()
 
     # -- what others see
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from flexstream.errors import EngineError
 from flexstream.results.result_writer import ResultWriter
 
 log = logging.getLogger("flexstream.collector")
@@ -73,21 +74,30 @@ class Latencies:
 
 
 class Collector(threading.Thread):
-    """Reads the workers' reports until it is stopped and they have ended.
+    """Reads the workers' reports until it is stopped and they have ended."""
 
-    `handlers` take what is not a result: {"closed": f(worker, *report), ...}.
-    """
-
-    def __init__(self, workers: list[Any], reader_fd: int, handlers: dict[str, Callable[..., None]]) -> None:
+    def __init__(self, workers: list[Any], reader_fd: int) -> None:
         super().__init__(name="fs-collector", daemon=True)
         self._workers = workers
         self._reader_fd = reader_fd
-        self._handlers = handlers
+        self._handlers: dict[str, Callable[..., None]] = {}
         self._results: dict[int, ResultWriter] = {}
         self._late: dict[int, ResultWriter] = {}
         self._stopping = threading.Event()
         self.latencies = Latencies()
         self.failure: BaseException | None = None
+
+    def subscribe(self, kind: str, handler: Callable[..., None]) -> None:
+        """`handler(worker, *report)` takes what is not a result: "closed", "pong", ... One per kind, before `start`.
+
+        Not in the constructor: most of those who take reports wait for the collector, and are made after it.
+        """
+        self._handlers[kind] = handler
+
+    def check_alive(self) -> None:
+        """Raises EngineError when it failed: nobody will read what workers report."""
+        if self.failure is not None:
+            raise EngineError(f"the collector failed: {self.failure}", code="failed")
 
     def add_query(self, query_id: int, results: ResultWriter, late: ResultWriter) -> None:
         self._results[query_id] = results

@@ -24,13 +24,13 @@ _NUMPY_OF = {
 class ResultRows:
     """Turns the result rows of one query into record batches of its result schema."""
 
-    def __init__(self, bound: BoundQuery) -> None:
+    def __init__(self, bound: BoundQuery, cut: Cut | None = None) -> None:
         stream = bound.query.stream
         self.schema = bound.query.result_schema()
         reals = {a.name for a in bound.aggregates if a.result_type in REALS}
         self._nullable = {a.name for a in bound.aggregates if a.function.nullable}
         self._reals = sorted(reals)
-        self.cut = Cut(bound.query.name)
+        self.cut = Cut(bound.query.name) if cut is None else cut
         self.nan_results = 0  # rows of batches made so far that have an aggregate that is NaN
         self.dtype = np.dtype(
             [

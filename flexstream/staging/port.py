@@ -42,7 +42,6 @@ from flexstream.wire.frames import (
 
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningQuery, RunningStream, StreamPort
-    from flexstream.cython_ext.worker.worker import Worker
     from flexstream.rows.stream import Stream
 
 log = logging.getLogger("flexstream.stages")
@@ -92,10 +91,9 @@ class BlockMemory:
 
 
 class Host(Protocol):
-    """What staging needs of an engine."""
+    """What staging needs to know of what runs; `catalog.registry.Registry` in an engine."""
 
     groups: int
-    workers: list[Worker]
 
     def port_of(self, stream: str) -> StreamPort | None: ...
     def running(self) -> tuple[list[RunningStream], list[RunningQuery]]: ...
@@ -104,8 +102,8 @@ class Host(Protocol):
 class StagePort:
     """Serves the staging connections of an engine."""
 
-    def __init__(self, engine: Host, stages: Stages) -> None:
-        self._engine = engine
+    def __init__(self, catalog: Host, stages: Stages) -> None:
+        self._catalog = catalog
         self._stages = stages
         self._memory = BlockMemory()
         self._lock = threading.Lock()
@@ -133,9 +131,11 @@ class StagePort:
                 )
             mine = _adopted(sock)
             about = {"producer": str(said["producer"]), "peer": f"{peer[0]}:{peer[1]}"}
-            connection = _Connection(mine, stream, self._engine.groups, self._stages, self._memory, self._lock, about)
-            if (port := self._engine.port_of(stream.name)) is not None:
-                connection.latest_time = port.latest_time
+            port = self._catalog.port_of(stream.name)
+            connection = _Connection(
+                mine, stream, self._catalog.groups, self._stages, self._memory, self._lock, about,
+                port.latest_time if port is not None else lambda: stage_block.TIME_LIMIT,
+            )  # fmt: skip
             welcome = self._welcome(mine, peer, stream)
             thread = threading.Thread(target=self._serve, args=(connection, welcome), name="fs-stage", daemon=True)
             self._open[connection] = thread
@@ -186,7 +186,7 @@ class StagePort:
             "local": list(sock.getsockname()[:2]),
             "stream": stream.to_dict(),
             "schema": stream.schema.hash,
-            "groups": self._engine.groups,
+            "groups": self._catalog.groups,
             "block_bytes": BLOCK_BYTES,
             "max_frame_bytes": MAX_STAGE_FRAME_BYTES,
         }
@@ -208,7 +208,7 @@ def _adopted(sock: socket.socket) -> socket.socket:
 class _Connection:
     def __init__(
         self, sock: socket.socket, stream: Stream, groups: int, stages: Stages, memory: BlockMemory,
-        lock: threading.Lock, about: dict[str, Any],
+        lock: threading.Lock, about: dict[str, Any], latest_time: Callable[[], int],
     ) -> None:  # fmt: skip
         self.about = about
         self.idle_since: float | None = time.monotonic()  # without a stage; guarded by `lock`
@@ -220,7 +220,7 @@ class _Connection:
         self._lock = lock
         self._closed = False
         self._stage: Stage | None = None
-        self.latest_time: Callable[[], int] = lambda: stage_block.TIME_LIMIT
+        self._latest_time = latest_time
         self._pages = page_memory(OWN_BYTES)  # a frame: its header, then its payload when that is small
 
     def say(self, data: bytes) -> None:
@@ -349,7 +349,7 @@ class _Connection:
             raise WireError(ErrorCode.BAD_CRC, "the CRC32C of a block is wrong")
         block = stage_block.decode(header, payload, self._stream.schema.row_bytes, self._groups)
         stage_block.check_groups(block, self._stream, self._groups)
-        span = stage_block.time_span(block, self._stream, self.latest_time())
+        span = stage_block.time_span(block, self._stream, self._latest_time())
         self._stages.append(stage, block, span, memory, HEADER_BYTES + header.payload_bytes)
 
     def _finish(self, header: Header) -> None:

@@ -36,6 +36,7 @@ from flexstream.wire.stage_block import decode
 
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningQuery, RunningStream
+    from flexstream.cython_ext.worker.worker import Worker
 
 log = logging.getLogger("flexstream.staging")
 
@@ -51,17 +52,18 @@ class Staging:
     """The stages of an engine and what becomes of them. Thread-safe."""
 
     def __init__(
-        self, engine: Host, feeder: Feeder, wait_for_workers: Callable[[], None], data_dir: Path | None,
-        limit_bytes: int | None, timeout_s: float,
+        self, catalog: Host, workers: list[Worker], feeder: Feeder, wait_for_workers: Callable[[], None],
+        data_dir: Path | None, limit_bytes: int | None, timeout_s: float,
     ) -> None:  # fmt: skip
         """Reads the journal and finds the stages. Raises StageError."""
         directory = data_dir / "stage" if data_dir is not None else None
-        self._engine = engine
+        self._catalog = catalog
+        self._workers = workers
         self._feeder = feeder
         self._wait_for_workers = wait_for_workers
         self.stages = Stages(directory, DEFAULT_LIMIT_BYTES if limit_bytes is None else limit_bytes, timeout_s)
         self.journal = CommitJournal(directory)
-        self.port = StagePort(engine, self.stages)
+        self.port = StagePort(catalog, self.stages)
         self.failed: dict[str, str] = {}  # batches that could not be applied again, and why
         self._lock = threading.RLock()  # one commit at a time
         self._lives = 0
@@ -204,7 +206,7 @@ class Staging:
         queries: list[RunningQuery] = []
         running = self._stream(stream) if stream is not None else None
         if running is not None:
-            queries = [q for q in self._engine.running()[1] if q.stream is running]
+            queries = [q for q in self._catalog.running()[1] if q.stream is running]
             self._session(running, sink)  # before the batch counts: there may be no room for it
         return {
             "sink": sink,
@@ -212,7 +214,7 @@ class Staging:
             "batch": batch,
             "stream": stream,
             "schema": running.stream.schema.hash if running is not None else None,
-            "groups": self._engine.groups,
+            "groups": self._catalog.groups,
             "stages": [{"stage": stage.id, "rows": stage.rows} for stage in stages],
             "rows": sum(stage.rows for stage in stages),
             "min_time": min((s.min_time for s in stages if s.min_time is not None), default=None),
@@ -252,7 +254,7 @@ class Staging:
     # Applying -----------------------------------------------------------------------------------------------
 
     def _stream(self, name: str) -> RunningStream:
-        found = next((running for running in self._engine.running()[0] if running.stream.name == name), None)
+        found = next((running for running in self._catalog.running()[0] if running.stream.name == name), None)
         if found is None:
             raise StageError(f"no stream {name!r}", code="unknown_stream", hint="add it first")
         return found
@@ -297,7 +299,7 @@ class Staging:
         row_bytes = running.stream.schema.row_bytes
         for header, payload in stage.file.blocks(self._spare.take):
             try:
-                parts = decode(header, payload, row_bytes, self._engine.groups).parts(row_bytes)
+                parts = decode(header, payload, row_bytes, self._catalog.groups).parts(row_bytes)
             except WireError as error:
                 raise StageError(f"stage {stage.id} does not fit the engine: {error}", code="stage_damaged") from error
             self.stages.handed(stage, header.value)
@@ -315,7 +317,7 @@ class Staging:
     def _raise_watermark(self, running: RunningStream, session: Session, until: int | None) -> None:
         if until is not None:
             watermark = max(until - running.stream.max_disorder, -TIME_LIMIT)
-            for worker in self._engine.workers:
+            for worker in self._workers:
                 worker.session_watermark(running.index, session.slot, watermark, fed=True)
 
     def _run(self) -> None:
@@ -387,14 +389,14 @@ class Staging:
 
     def _has_fired(self, record: Record) -> bool:
         """Whether the watermark of every group has passed every window of the batch, and their lateness."""
-        queries = [q for q in self._engine.running()[1] if q.query.name in record["queries"]]
+        queries = [q for q in self._catalog.running()[1] if q.query.name in record["queries"]]
         if len(queries) < len(record["queries"]):
             return False  # one did not come back after a restart: the batch waits for it
         if not queries or record["max_time"] is None or record["number"] in self._settled:
             return True
         running = self._stream(record["stream"])
         marks = [mark for handle in running.handles for mark in handle.watermarks().values()]
-        if len(marks) < self._engine.groups:
+        if len(marks) < self._catalog.groups:
             return False
         windowers = [q.query.bound().windower for q in queries]
         return min(marks) >= max(windower.final_at(record["max_time"]) for windower in windowers)
@@ -402,7 +404,7 @@ class Staging:
     def _in_the_logs(self, streams: set[str]) -> bool:
         """Wait until all that workers have fired is in the logs, and on the disk."""
         self._wait_for_workers()
-        for running in self._engine.running()[1]:
+        for running in self._catalog.running()[1]:
             if running.stream.stream.name in streams:
                 if running.results.held or running.late.held:
                     return False
@@ -432,7 +434,7 @@ class Staging:
                 except FlexStreamError as error:
                     self._note_failed(record, error)
                     log.error("batch_not_replayed", extra={"fields": {"batch": record["batch"], "error": str(error)}})
-            known = {running.stream.name for running in self._engine.running()[0]}
+            known = {running.stream.name for running in self._catalog.running()[0]}
             for stream in self.journal.sinks:
                 if stream in known:
                     self._restore_sinks(stream, self.journal.sinks[stream])
@@ -451,7 +453,7 @@ class Staging:
     ) -> None:  # fmt: skip
         stream = record["stream"]
         bring_back(record["queries"])
-        if (self._stream(stream).stream.schema.hash, self._engine.groups) != (record["schema"], record["groups"]):
+        if (self._stream(stream).stream.schema.hash, self._catalog.groups) != (record["schema"], record["groups"]):
             raise StageError(
                 f"stream {stream!r} or the number of groups changed since the batch was committed",
                 code="stage_damaged",
@@ -461,7 +463,7 @@ class Staging:
             based.add(stream)
             self._restore_sinks(stream, record["before"])
         since = min((r["min_time"] for r in self.journal.kept_of(stream) if r["min_time"] is not None), default=None)
-        for running in self._engine.running()[1]:
+        for running in self._catalog.running()[1]:
             name = running.query.name
             if running.stream.stream.name == stream and name not in guarded:
                 guarded[name] = running

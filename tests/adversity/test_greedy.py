@@ -184,7 +184,7 @@ def test_health_says_that_no_hello_would_be_answered_while_the_acceptor_hangs(mo
 
 
 def test_health_waits_for_nobody_who_changes_streams_and_queries():
-    with serving() as engine, engine._catalog, engine._lock:
+    with serving() as engine, engine._registry.changing, engine._registry.lock:
         found = []
         asking = threading.Thread(target=lambda: found.append(engine.health()))
         asking.start()

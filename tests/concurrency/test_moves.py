@@ -267,7 +267,7 @@ def test_a_socket_handed_to_the_old_owner_finds_the_new_one(monkeypatch: pytest.
     with serving(3) as engine:
         stale = engine.placement()
         engine.move({g: (w + 1) % 3 for g, w in enumerate(stale)})
-        monkeypatch.setattr(engine, "placement", lambda: stale)
+        monkeypatch.setattr(engine.acceptor.host, "placement", lambda: stale)
         send_from(engine, [rows], 2_000)
         monkeypatch.undo()
         assert_right(engine, rows)

@@ -61,7 +61,7 @@ class Peer:
     def __init__(self, engine: fs.Engine) -> None:
         self.client = rig.RawClient(engine)
         self.control = self.client.open()
-        session = engine._by_index[0].sessions.find(self.client.fields["producer"])
+        session = engine.running()[0][0].sessions.find(self.client.fields["producer"])
         assert session is not None
         self.slot = session.slot
         self.control.sendall(frame(FrameType.WATERMARK, value=OWNED_ELSEWHERE, payload=rig.bitmap(GROUP)))
@@ -98,7 +98,7 @@ class Stage:
     next: Peer
 
     def owner_knows(self, peer: Peer, watermark: int) -> bool:
-        known: int | None = self.engine._by_index[0].handles[self.owner].session_watermark(peer.slot)
+        known: int | None = self.engine.running()[0][0].handles[self.owner].session_watermark(peer.slot)
         return known == watermark
 
     def received(self) -> int:
@@ -124,7 +124,7 @@ def a_slot_used_again(monkeypatch: pytest.MonkeyPatch, rows: np.ndarray) -> Iter
         ended.wait_until_ended()
         slow = Slow(engine.workers[1 - owner])
         workers = [slow if w == 1 - owner else engine.workers[w] for w in range(2)]
-        monkeypatch.setattr(engine._by_index[0].sessions, "_workers", workers)
+        monkeypatch.setattr(engine.running()[0][0].sessions, "_workers", workers)
         successor = Peer(engine)
         assert successor.slot == ended.slot
         try:

@@ -31,7 +31,7 @@ def identities(engine):
 def settle(engine):
     """Wait until all that was fed is in the logs."""
     engine.flush()
-    engine._wait_for_workers()
+    engine._parts.round_trips.wait_for_workers()
 
 
 def late(engine):

@@ -133,6 +133,17 @@ def test_native_rooms_import_only_from_native_rooms_below(graph: set[Edge]) -> N
     assert not bad, "\n".join(bad)
 
 
+def test_the_daemon_and_the_commands_give_orders_through_the_engine_alone(project: Path, graph: set[Edge]) -> None:
+    """They may name the type of the door; who carries orders out is the engine's."""
+    past = ("balance.", "cython_ext.worker.", "catalog.registry", "engine.wiring", "ingest.acceptor")
+    outside = {edge for edge in graph if edge[0].startswith(("daemon.", "cli."))}
+    assert len(outside) > 50, "the daemon was not found"
+    assert not [edge for edge in outside if edge[1].startswith(past) and edge[1] != "balance.door"]
+    paths = [path for room in ("daemon", "cli") for path in (project / "flexstream" / room).glob("*.py")]
+    reach = re.compile(r"\bengine\.(mover|workers|collector|lanes|acceptor|_\w+)")
+    assert not [path.name for path in paths if reach.search(path.read_text())]
+
+
 @pytest.mark.parametrize(
     "line",
     [

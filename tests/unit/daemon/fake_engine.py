@@ -63,6 +63,9 @@ class FakeEngine:
         self._began = time.monotonic()
         self.data_address = None if listen is None else ("127.0.0.1", int(listen.rpartition(":")[2]))
 
+    def call_before_rows(self, call: Callable[[str], object]) -> None:
+        self.before_rows = call
+
     @property
     def streams(self) -> dict[str, fs.Stream]:
         return dict(self._streams)

@@ -143,7 +143,7 @@ def test_a_link_that_went_down_is_not_verified_any_more_nor_when_it_is_back(play
 
 def test_a_worker_on_another_core_is_judged_again(played: Played) -> None:
     cores: list[int | None] = [0, 1, 2, 3]
-    played.service.worker_cores = lambda: cores
+    played.service.watch_cores(lambda: cores)
     played.service.check()
     assert played.state[0] == "verified"
     cores = [1, 0, 2, 3]

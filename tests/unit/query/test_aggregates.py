@@ -119,7 +119,7 @@ def test_a_session_in_the_slot_of_one_that_has_gone_has_a_number_of_its_own():
     with fs.Engine(groups=1, compile="off", pin=False, max_sessions=2) as engine:
         engine.submit(query)
         engine.add(STREAM)
-        sessions = engine._streams["s"].sessions
+        sessions = engine.running_stream("s").sessions
         numbers = []
         for life in range(4):
             session = sessions.register(f"p{life}", 0, "test")

@@ -40,9 +40,14 @@ class Cores:
         return cls(receiver=available[-1], sender=available[0])
 
 
-def arguments(description: str, *, pairs: int, **flags: str) -> argparse.Namespace:
-    """The command line that every benchmark has: --json, --quick, --pairs, and flags of its own."""
-    parser = argparse.ArgumentParser(description=description)
+def arguments(description: str, *, pairs: int, commit: str | None = None, **flags: str) -> argparse.Namespace:
+    """The command line that every benchmark has: --json, --quick, --pairs, and flags of its own.
+
+    With `commit` it also has COMMIT, and that is the default.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if commit is not None:
+        parser.add_argument("commit", nargs="?", default=commit, help=f"compare with this one (default {commit})")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     parser.add_argument("--quick", action="store_true", help="few and short runs: does it work at all?")
     parser.add_argument(

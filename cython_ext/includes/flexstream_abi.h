@@ -1,4 +1,5 @@
-/* What a compiled variant and the engine agree on. Generated code includes this header and nothing else.
+/* What a compiled variant and the engine agree on. Generated code includes this header, which brings the
+ * folds (folds.h), and nothing else.
  *
  * A variant takes the rows of one batch of one group in order. It applies each row to the panes in its view and
  * stops at the first row that it cannot finish: a pane that is not there yet, a full table, a late row, an expression
@@ -16,8 +17,6 @@
 #define FS_USED (UINT64_C(1) << 63)
 #define FS_PREDICATES 32
 #define FS_BUCKETS 256
-#define FS_SKETCH_BITS 10 /* of a hash, that choose the sketch's register */
-#define FS_SKETCH_BYTES (1 << FS_SKETCH_BITS)
 #define FS_CACHED (UINT64_C(64) << 10) /* a table larger than this is prefetched: groups take turns in the cache */
 #define FS_RARE(condition) __builtin_expect(!!(condition), 0)
 
@@ -191,48 +190,6 @@ static inline int fs_is_zero(const unsigned char *p, uint32_t n) {
     return !any;
 }
 
-/* Neumaier's sum in two slots: value, compensation. */
-static inline void fs_add_real(double *slot, double v) {
-    double total = slot[0] + v, held = slot[0];
-    slot[1] += __builtin_fabs(held) >= __builtin_fabs(v) ? (held - total) + v : (v - total) + held;
-    slot[0] = total;
-}
-/* Welford's update in four slots: rows, the mean as a sum of two doubles, M2. */
-static inline void fs_add_deviation(double *slot, double v) {
-    double delta = (v - slot[1]) - slot[2];
-    slot[0] += 1;
-    double low = slot[2] + delta / slot[0], high = slot[1] + low;
-    slot[2] = low - (high - slot[1]);
-    slot[1] = high;
-    slot[3] += delta * ((v - slot[1]) - slot[2]);
-}
-/* Chan's update, for two such states. */
-static inline void fs_merge_deviation(double *slot, const double *from) {
-    if (!(from[0] > 0)) return;
-    double rows = slot[0] + from[0], delta = (from[1] - slot[1]) + (from[2] - slot[2]);
-    slot[3] += from[3] + delta * delta * slot[0] * (from[0] / rows);
-    double low = slot[2] + delta * (from[0] / rows), high = slot[1] + low;
-    slot[2] = low - (high - slot[1]);
-    slot[1] = high;
-    slot[0] = rows;
-}
-
-/* The first or last row by (event time, session, sequence), in four slots: value, time, session, sequence. */
-static inline int fs_before(const uint64_t *slot, int64_t time, uint64_t session, uint64_t sequence) {
-    if (time != (int64_t)slot[1]) return time < (int64_t)slot[1];
-    if (session != slot[2]) return session < slot[2];
-    return sequence < slot[3];
-}
-static inline void fs_keep(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) {
-    slot[0] = value, slot[1] = (uint64_t)time, slot[2] = session, slot[3] = sequence;
-}
-static inline void fs_first(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) {
-    if (fs_before(slot, time, session, sequence)) fs_keep(slot, value, time, session, sequence);
-}
-static inline void fs_last(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) {
-    if (!fs_before(slot, time, session, sequence)) fs_keep(slot, value, time, session, sequence);
-}
-
 static inline uint64_t fs_bits(double v) { uint64_t bits; memcpy(&bits, &v, 8); return bits; }
 /* Equal values have equal bits: -0.0 and 0.0 are one value, and so are all NaNs. */
 static inline uint64_t fs_value_bits(double v) { return fs_bits(v == 0 ? 0 : v != v ? __builtin_nan("") : v); }
@@ -243,12 +200,7 @@ static inline uint64_t fs_hash_value(uint64_t bits) {
     h = (h ^ h >> 27) * UINT64_C(0x94D049BB133111EB);
     return h ^ h >> 31;
 }
-/* HyperLogLog: a byte per register, the longest run of zeros seen among the hashes that fall to it, plus one. */
-static inline void fs_sketch_add(unsigned char *sketch, uint64_t bits) {
-    uint64_t h = fs_hash_value(bits);
-    unsigned char rank = (unsigned char)(1 + __builtin_clzll(h << FS_SKETCH_BITS | 1ull << (FS_SKETCH_BITS - 1)));
-    unsigned char *held = sketch + (h >> (64 - FS_SKETCH_BITS));
-    if (rank > *held) *held = rank;
-}
+
+#include "folds.h"
 
 #endif

@@ -5,10 +5,12 @@ from libc.string cimport memcpy
 
 from flexstream.cython_ext.memory.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus
 from flexstream.cython_ext.operators.table cimport (
-    DIRTY_BIT, FOLD_SUM_I, FS_INVERTIBLE, ROWS_MASK, USED_BIT, Layout, Table, entry_merge, fs_facts_of, table_find,
+    DIRTY_BIT, FS_INVERTIBLE, ROWS_MASK, USED_BIT, Layout, Table, entry_merge, fs_facts_of, table_find,
     table_locate, table_reserve,
 )
-from flexstream.cython_ext.includes.native cimport fs_sub_overflows
+
+cdef extern from "fold_calls.h" nogil:
+    int fs_fold_take_out(uint32_t fold, uint64_t *slot, const uint64_t *source) noexcept
 
 
 cdef inline uint64_t *find_short(const Table *table, const Layout *layout, uint64_t key) noexcept nogil:
@@ -84,20 +86,19 @@ cdef bint layout_invertible(const Layout *layout) noexcept nogil:
 
 
 cdef bint take_out_one(Table *sum_, const Layout *layout, const uint64_t *entry) noexcept nogil:
-    cdef int64_t *found
+    cdef uint64_t *found
     cdef uint32_t a, slot
     if layout.key_words == 1:
-        found = <int64_t *> find_short(sum_, layout, entry[1])
+        found = find_short(sum_, layout, entry[1])
     else:
-        found = <int64_t *> table_find(sum_, layout, <const int64_t *> (entry + 1))
+        found = <uint64_t *> table_find(sum_, layout, <const int64_t *> (entry + 1))
     if found == NULL:
         return False
-    found[0] -= <int64_t> (entry[0] & ROWS_MASK)
+    found[0] -= entry[0] & ROWS_MASK
     for a in range(layout.n_aggregates):
-        if layout.aggregates[a].fold == FOLD_SUM_I:
-            slot = layout.aggregates[a].slot
-            if fs_sub_overflows(found[slot], <int64_t> entry[slot], &found[slot]):
-                return False
+        slot = layout.aggregates[a].slot
+        if fs_fold_take_out(layout.aggregates[a].fold, found + slot, entry + slot):
+            return False
     return True
 
 

@@ -1,9 +1,8 @@
 """Builds the native state of a query from its lowered plan."""
 
-from libc.math cimport INFINITY, NAN
 from libc.stdint cimport INT64_MAX, INT64_MIN, UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from flexstream.cython_ext.memory.allocator cimport Allocator
 from flexstream.cython_ext.memory.blocks cimport output_bytes, output_destroy, output_init
@@ -12,8 +11,7 @@ from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_rel
 from flexstream.cython_ext.operators.merging cimport layout_invertible
 from flexstream.cython_ext.operators.panes cimport FS_BUCKETS, FS_PREDICATES, PaneSet, Query, fs_profile, query_init
 from flexstream.cython_ext.operators.table cimport (
-    FOLD_FIRST, FOLD_LAST, FOLD_MAX_F, FOLD_MAX_I, FOLD_MIN_F, FOLD_MIN_I, FS_ORDERED, FS_SIDE, KEY_RAW, MAX_SIDES,
-    USED_BIT, Layout, Side, fs_facts_of,
+    FS_ORDERED, FS_SIDE, KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side, fs_facts_of,
 )
 from flexstream.cython_ext.expressions.program cimport (
     BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free,
@@ -23,6 +21,9 @@ from flexstream.cython_ext.operators.compiled_variant cimport variant_kernel
 from flexstream.cython_ext.operators.windower cimport (
     end_after, first_end, follows, last_end, open_from, panes_of_window,
 )
+
+cdef extern from "fold_calls.h" nogil:
+    int fs_fold_empty(uint32_t fold, uint64_t *slot) noexcept
 
 RESULT_BLOCK_ROWS = 384
 BLOCKS_PER_CHUNK = 4
@@ -43,7 +44,6 @@ cdef check_fold(fold):
 cdef build_layout(Layout *layout, lowered):
     cdef uint32_t at = 0
     cdef uint32_t slot
-    cdef double start
     layout.n_key_fields = len(lowered.key)
     for i, (offset, size, form) in enumerate(lowered.key):
         layout.key[i].offset = offset
@@ -62,20 +62,7 @@ cdef build_layout(Layout *layout, lowered):
         layout.aggregates[i].fold = fold.fold
         layout.aggregates[i].register_ = fold.register
         layout.aggregates[i].slot = slot if fold.slots else 0
-        if fold.fold == FOLD_MIN_I:
-            layout.empty[slot] = <uint64_t> INT64_MAX
-        elif fold.fold == FOLD_MAX_I:
-            layout.empty[slot] = <uint64_t> INT64_MIN
-        elif fold.fold == FOLD_MIN_F:
-            start = NAN         # the greatest, so that any value replaces it
-            memcpy(&layout.empty[slot], &start, 8)
-        elif fold.fold == FOLD_MAX_F:
-            start = -INFINITY
-            memcpy(&layout.empty[slot], &start, 8)
-        elif fold.fold == FOLD_FIRST:
-            layout.empty[slot + 1] = <uint64_t> INT64_MAX       # later than any row
-        elif fold.fold == FOLD_LAST:
-            layout.empty[slot + 1] = <uint64_t> INT64_MIN
+        fs_fold_empty(fold.fold, layout.empty + slot)
         slot += fold.slots
     layout.stride = slot * 8
 

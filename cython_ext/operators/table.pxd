@@ -2,9 +2,8 @@
 
 Entry layout, all 8-byte words: [flags and row count][key words][aggregate slots]. The top bit of the first word
 says that the entry is in use, the next that it changed since its window fired (late update); the rest counts rows.
-Keys are the key fields, packed and NUL padded to whole words. Aggregate slots are mergeable: sum (value), real sum
-and average (value, compensation), minimum, maximum (value), deviation (rows, mean as two doubles, M2), first and last
-(value, time, session, sequence), approximate distinct (a byte for each register of a HyperLogLog sketch).
+Keys are the key fields, packed and NUL padded to whole words. Aggregate slots are mergeable: what each fold keeps in them
+is in folds.h.
 A table belongs to one worker; its memory comes from that worker's arena.
 
 A key's probe begins at the top bits of (key * multiplier). The multiplier is at first the golden ratio, which spreads
@@ -38,26 +37,13 @@ cdef extern from "folds.h" nogil:
         FS_ORIGIN
         FS_REAL
         FS_MASKS
+        FS_OVERFLOWS
         FS_FOLDS_END
     ctypedef struct fs_fold_facts:
         const char *name
         uint32_t slots
         uint32_t flags
     const fs_fold_facts *fs_facts_of(uint32_t fold) noexcept
-    enum:
-        FOLD_COUNT "FS_FOLD_count"
-        FOLD_SUM_I "FS_FOLD_sum_i"
-        FOLD_SUM_F "FS_FOLD_sum_f"
-        FOLD_MIN_I "FS_FOLD_min_i"
-        FOLD_MAX_I "FS_FOLD_max_i"
-        FOLD_MIN_F "FS_FOLD_min_f"
-        FOLD_MAX_F "FS_FOLD_max_f"
-        FOLD_AVG "FS_FOLD_avg"
-        FOLD_STDDEV "FS_FOLD_stddev"
-        FOLD_FIRST "FS_FOLD_first"
-        FOLD_LAST "FS_FOLD_last"
-        FOLD_APPROX_I "FS_FOLD_approx_i"
-        FOLD_APPROX_F "FS_FOLD_approx_f"
 
 cdef enum KeyForm:
     KEY_RAW = 0
@@ -145,9 +131,6 @@ cdef inline uint32_t table_room(const Table *table) noexcept nogil:
     cdef uint32_t used = table.used + table.reserved
     return table.limit - used if used < table.limit else 0
 
-
-cdef enum:
-    SUM_OVERFLOW = 1
 
 cdef uint64_t USED_BIT
 cdef uint64_t DIRTY_BIT

@@ -2,24 +2,25 @@
 
 import os
 
-from libc.math cimport NAN, isnan, sqrt
+from libc.math cimport NAN, isnan
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.memory.arena cimport (
     ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus, arena_alloc, arena_release,
 )
-from flexstream.cython_ext.operators.hyperloglog cimport sketch_estimate, sketch_merge
-from flexstream.cython_ext.includes.native cimport fs_add_overflows, fs_i64
+from flexstream.cython_ext.includes.native cimport fs_i64
 
-cdef extern from "flexstream_abi.h" nogil:      # compiled variants probe and add with the same code
+cdef extern from "flexstream_abi.h" nogil:
     const uint64_t FS_GOLDEN
     uint64_t fs_hash_value(uint64_t bits) noexcept
-    void fs_add_real(double *slot, double v) noexcept
-    void fs_first(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) noexcept
-    void fs_last(uint64_t *slot, uint64_t value, int64_t time, uint64_t session, uint64_t sequence) noexcept
-    uint64_t fs_value_bits(double v) noexcept
-    void fs_sketch_add(unsigned char *sketch, uint64_t bits) noexcept
+
+cdef extern from "fold_calls.h" nogil:
+    const uint64_t FS_NULL_BITS
+    int fs_fold_column(uint32_t fold, uint32_t at, const int64_t *values, uint32_t m, unsigned char **entry,
+                       const int64_t *time, const uint32_t *selected, uint64_t session, uint64_t sequence) noexcept
+    int fs_fold_merge(uint32_t fold, uint64_t *slot, const uint64_t *source) noexcept
+    uint64_t fs_fold_finish(uint32_t fold, const uint64_t *slot, uint64_t rows) noexcept
 
 cdef enum:
     MAX_CAPACITY = 1 << 30
@@ -33,9 +34,6 @@ ROWS_MASK = (<uint64_t> 1 << 62) - 1
 cdef uint64_t STALE_BIT = <uint64_t> 1 << 61      # within table_rehash only: not moved yet
 
 cdef uint64_t SECRET = <uint64_t> int.from_bytes(os.urandom(8), "little")
-
-# A null among doubles: a NaN that arithmetic never makes. Python turns it into an Arrow null.
-cdef uint64_t NULL_BITS = 0x7FF8F1E257EA0001
 
 
 cdef void pack_keys(const Layout *layout, const unsigned char *rows, uint32_t row_bytes, const uint32_t *selected,
@@ -319,190 +317,51 @@ cdef ArenaStatus table_locate(Table *table, const Layout *layout, const int64_t 
     return ARENA_FULL if full else ARENA_OK
 
 
-cdef inline double compensated(double sum_, double lost) noexcept nogil:
-    cdef double total = sum_ + lost
-    return sum_ if isnan(total) and not isnan(sum_) else total
-
-
-cdef inline void move_mean(double *slots, double step) noexcept nogil:
-    """The mean is a sum of two doubles (slots 1 and 2): far from zero one would not hold it."""
-    cdef double low = slots[2] + step
-    cdef double high = slots[1] + low
-    slots[2] = low - (high - slots[1])
-    slots[1] = high
-
-
-cdef void fold_by_order(const Aggregate *aggregate, const int64_t *values, uint32_t m, unsigned char **entry,
-                        const Origin *origin) noexcept nogil:
-    """First and last: by event time, then session, then sequence; so it does not matter which row comes first here."""
-    cdef uint32_t at = aggregate.slot * 8
-    cdef uint32_t i
-    if aggregate.fold == FOLD_FIRST:
-        for i in range(m):
-            fs_first(<uint64_t *> (entry[i] + at), <uint64_t> values[i], origin.time[i], origin.session,
-                     origin.sequence + origin.selected[i])
-    else:
-        for i in range(m):
-            fs_last(<uint64_t *> (entry[i] + at), <uint64_t> values[i], origin.time[i], origin.session,
-                    origin.sequence + origin.selected[i])
-
-
-cdef int fold_column(const Aggregate *aggregate, const int64_t *values, uint32_t m,
-                     unsigned char **entry) noexcept nogil:
-    cdef const double *reals = <const double *> values
-    cdef uint32_t at = aggregate.slot * 8
-    cdef int64_t *slot
-    cdef double *real
-    cdef double delta
-    cdef uint32_t i
-    cdef int problem = 0
-    if aggregate.fold == FOLD_SUM_I:
-        for i in range(m):
-            slot = <int64_t *> (entry[i] + at)
-            if fs_add_overflows(slot[0], values[i], slot):
-                problem = SUM_OVERFLOW
-    elif aggregate.fold == FOLD_SUM_F or aggregate.fold == FOLD_AVG:
-        for i in range(m):
-            real = <double *> (entry[i] + at)
-            fs_add_real(real, reals[i])
-    elif aggregate.fold == FOLD_MIN_I:
-        for i in range(m):
-            slot = <int64_t *> (entry[i] + at)
-            if values[i] < slot[0]:
-                slot[0] = values[i]
-    elif aggregate.fold == FOLD_MAX_I:
-        for i in range(m):
-            slot = <int64_t *> (entry[i] + at)
-            if values[i] > slot[0]:
-                slot[0] = values[i]
-    elif aggregate.fold == FOLD_MIN_F:        # NaN is the greatest, as in Spark
-        for i in range(m):
-            real = <double *> (entry[i] + at)
-            if reals[i] < real[0] or isnan(real[0]):
-                real[0] = reals[i]
-    elif aggregate.fold == FOLD_MAX_F:
-        for i in range(m):
-            real = <double *> (entry[i] + at)
-            if reals[i] > real[0] or isnan(reals[i]):
-                real[0] = reals[i]
-    elif aggregate.fold == FOLD_STDDEV:
-        for i in range(m):
-            real = <double *> (entry[i] + at)
-            real[0] += 1
-            delta = (reals[i] - real[1]) - real[2]
-            move_mean(real, delta / real[0])
-            real[3] += delta * ((reals[i] - real[1]) - real[2])
-    elif aggregate.fold == FOLD_APPROX_I:
-        for i in range(m):
-            fs_sketch_add(entry[i] + at, <uint64_t> values[i])
-    elif aggregate.fold == FOLD_APPROX_F:
-        for i in range(m):
-            fs_sketch_add(entry[i] + at, fs_value_bits(reals[i]))
-    return problem
-
-
 cdef int table_apply(const Layout *layout, const int64_t *registers, uint32_t batch, uint32_t m,
                      unsigned char **entry, const Origin *origin) noexcept nogil:
-    """Count and fold m rows into their entries. SUM_OVERFLOW: an integer sum has no value any more."""
+    """Count and fold m rows into their entries. Not 0: an aggregate has no value any more."""
+    cdef const Aggregate *aggregate
     cdef uint32_t i, a
     cdef int problem = 0
     for i in range(m):
         (<uint64_t *> entry[i])[0] += 1
     for a in range(layout.n_aggregates):
-        if layout.aggregates[a].fold == FOLD_FIRST or layout.aggregates[a].fold == FOLD_LAST:
-            fold_by_order(&layout.aggregates[a], registers + layout.aggregates[a].register_ * batch, m, entry, origin)
-        elif layout.aggregates[a].fold != FOLD_COUNT:
-            problem |= fold_column(&layout.aggregates[a], registers + layout.aggregates[a].register_ * batch, m,
-                                   entry)
+        aggregate = &layout.aggregates[a]
+        problem |= fs_fold_column(aggregate.fold, aggregate.slot, registers + aggregate.register_ * batch, m, entry,
+                                  origin.time, origin.selected, origin.session, origin.sequence)
     return problem
 
 
 cdef int entry_merge(const Layout *layout, unsigned char *into, const unsigned char *source) noexcept nogil:
-    cdef uint32_t a, at
-    cdef int64_t *slot
-    cdef const int64_t *other
-    cdef double *real
-    cdef const double *other_real
-    cdef double rows, delta
+    """Another partial of the key. Not 0: an aggregate has no value any more."""
+    cdef uint64_t *entry = <uint64_t *> into
+    cdef const uint64_t *other = <const uint64_t *> source
+    cdef const Aggregate *aggregate
+    cdef uint32_t a
     cdef int problem = 0
-    (<uint64_t *> into)[0] += (<const uint64_t *> source)[0] & ROWS_MASK
-    (<uint64_t *> into)[0] |= (<const uint64_t *> source)[0] & DIRTY_BIT
+    entry[0] += other[0] & ROWS_MASK
+    entry[0] |= other[0] & DIRTY_BIT
     for a in range(layout.n_aggregates):
-        at = layout.aggregates[a].slot * 8
-        slot = <int64_t *> (into + at)
-        other = <const int64_t *> (source + at)
-        real = <double *> slot
-        other_real = <const double *> other
-        if layout.aggregates[a].fold == FOLD_SUM_I:
-            if fs_add_overflows(slot[0], other[0], slot):
-                problem = SUM_OVERFLOW
-        elif layout.aggregates[a].fold == FOLD_SUM_F or layout.aggregates[a].fold == FOLD_AVG:
-            fs_add_real(real, other_real[0])
-            real[1] += other_real[1]
-        elif layout.aggregates[a].fold == FOLD_MIN_I:
-            if other[0] < slot[0]:
-                slot[0] = other[0]
-        elif layout.aggregates[a].fold == FOLD_MAX_I:
-            if other[0] > slot[0]:
-                slot[0] = other[0]
-        elif layout.aggregates[a].fold == FOLD_MIN_F:
-            if other_real[0] < real[0] or isnan(real[0]):
-                real[0] = other_real[0]
-        elif layout.aggregates[a].fold == FOLD_MAX_F:
-            if other_real[0] > real[0] or isnan(other_real[0]):
-                real[0] = other_real[0]
-        elif layout.aggregates[a].fold == FOLD_STDDEV and other_real[0] > 0:
-            rows = real[0] + other_real[0]        # Chan's pairwise update
-            delta = (other_real[1] - real[1]) + (other_real[2] - real[2])
-            real[3] += other_real[3] + delta * delta * real[0] * (other_real[0] / rows)
-            move_mean(real, delta * (other_real[0] / rows))
-            real[0] = rows
-        elif layout.aggregates[a].fold == FOLD_FIRST:
-            fs_first(<uint64_t *> slot, <uint64_t> other[0], other[1], <uint64_t> other[2], <uint64_t> other[3])
-        elif layout.aggregates[a].fold == FOLD_LAST:
-            fs_last(<uint64_t *> slot, <uint64_t> other[0], other[1], <uint64_t> other[2], <uint64_t> other[3])
-        elif layout.aggregates[a].fold == FOLD_APPROX_I or layout.aggregates[a].fold == FOLD_APPROX_F:
-            sketch_merge(<unsigned char *> slot, <const unsigned char *> other)
+        aggregate = &layout.aggregates[a]
+        problem |= fs_fold_merge(aggregate.fold, entry + aggregate.slot, other + aggregate.slot)
     return problem
 
 
 cdef void entry_results(const Layout *layout, const unsigned char *entry, unsigned char *out) noexcept nogil:
     """The aggregates' final values, 8 bytes each, in the query's order."""
-    cdef uint64_t rows = (<const uint64_t *> entry)[0] & ROWS_MASK
-    cdef uint32_t a, fold
-    cdef const double *real
-    cdef double value
-    cdef int64_t rounded
+    cdef const uint64_t *words = <const uint64_t *> entry
+    cdef uint64_t rows = words[0] & ROWS_MASK
+    cdef uint64_t value
+    cdef uint32_t a
     for a in range(layout.n_aggregates):
-        fold = layout.aggregates[a].fold
-        real = <const double *> (entry + layout.aggregates[a].slot * 8)
-        if fold == FOLD_COUNT:
-            memcpy(out, &rows, 8)
-        elif fold == FOLD_SUM_F:
-            value = compensated(real[0], real[1])
-            memcpy(out, &value, 8)
-        elif fold == FOLD_AVG:
-            value = compensated(real[0], real[1]) / <double> rows
-            memcpy(out, &value, 8)
-        elif fold == FOLD_STDDEV:
-            if rows < 2:
-                memcpy(out, &NULL_BITS, 8)
-            else:
-                value = sqrt(real[3] / <double> (rows - 1))
-                if isnan(value):
-                    value = NAN         # an input's NaN may have the bits that stand for null
-                memcpy(out, &value, 8)
-        elif fold == FOLD_APPROX_I or fold == FOLD_APPROX_F:
-            rounded = <int64_t> (sketch_estimate(<const unsigned char *> real) + 0.5)
-            memcpy(out, &rounded, 8)
-        else:
-            memcpy(out, real, 8)
+        value = fs_fold_finish(layout.aggregates[a].fold, words + layout.aggregates[a].slot, rows)
+        memcpy(out, &value, 8)
         out += 8
 
 
 def null_bits():
     """The bits of the double that stands for null in result rows."""
-    return NULL_BITS
+    return <uint64_t> FS_NULL_BITS
 
 
 def folds():
@@ -526,4 +385,5 @@ def fold_flags():
         "ORIGIN": <int> FS_ORIGIN,
         "REAL": <int> FS_REAL,
         "MASKS": <int> FS_MASKS,
+        "OVERFLOWS": <int> FS_OVERFLOWS,
     }

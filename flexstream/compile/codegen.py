@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from flexstream.compile.codegen_dense import KnownRows, body_indent
 from flexstream.compile.codegen_expr import Block, Expressions, comment, conjuncts, show
-from flexstream.compile.codegen_folds import merging, updates
+from flexstream.compile.codegen_folds import merge_places, update
 from flexstream.compile.fold_table import folded
 from flexstream.compile.lowering import KEY_FORMS
 from flexstream.compile.variant_choices import PLAIN, Choices, branch_free_from
@@ -70,7 +70,7 @@ class Pipeline:
         if self.slots > MAX_HOT_SLOTS:
             return False
         pairs = zip(self.folds, self.arguments, strict=True)
-        return all(fold.name != "sum_i" or (of is not None and self._is_narrow(of)) for fold, of in pairs)
+        return all(not fold.has("OVERFLOWS") or (of is not None and self._is_narrow(of)) for fold, of in pairs)
 
     def _is_narrow(self, node: Typed) -> bool:
         """A number of at most 32 bits."""
@@ -307,38 +307,29 @@ class _Generator:
         for aggregate, fold, argument, value in parts:
             block.add(f"/* {comment(aggregate.name)} = {aggregate.fn} */")
             real = argument is not None and argument.type == "f64"
-            for line in updates(fold, at, value, real, self.keeps, overflowed):
+            for line in update(fold, at, value, real, self.keeps, overflowed):
                 block.add(line)
             at += fold.slots
 
     def merge_function(self) -> list[str]:
         """What the places hold goes to the entry, and they begin anew."""
-        block = Block(indent="        ")
-        before: list[str] = []
-        behind: list[str] = []
-        block.add("uint64_t *place = places[p];")
-        block.add("*count += place[0];")
-        at = 0
-        for fold in self.pipeline.folds:
-            merge = merging(fold, at)
-            before += merge.before
-            for line in merge.each:
-                block.add(line)
-            behind += merge.behind
-            at += fold.slots
-        block.add("place[0] = 0;")
-        block.add(f"memcpy(place + 1, empty + {1 + self.pipeline.key_words}, {8 * self.pipeline.slots});")
-        width = 1 + self.pipeline.slots
+        each, behind = merge_places(self.pipeline.folds)
+        words, width = self.pipeline.key_words, 1 + self.pipeline.slots
         return [
             f"static uint64_t merge_hot(uint64_t places[{PLACES}][{width}], uint64_t *count, uint64_t *slot, "
             "const uint64_t *empty)",
             "{",
             "    uint64_t overflow = 0;",
-            *before,
             f"    for (int p = 0; p < {PLACES}; p++) {{",
-            *block.lines,
+            "        uint64_t *place = places[p];",
+            "        *count += place[0];",
+            *(f"        {line}" for line in each),
             "    }",
-            *behind,
+            *(f"    {line}" for line in behind),
+            f"    for (int p = 0; p < {PLACES}; p++) {{",
+            "        places[p][0] = 0;",
+            f"        memcpy(places[p] + 1, empty + {1 + words}, {8 * self.pipeline.slots});",
+            "    }",
             "    return overflow;",
             "}",
             "",
@@ -376,7 +367,7 @@ class _Generator:
 
     def known_rows(self) -> KnownRows:
         kept = ("keep" if self.keeps else "1") if self.drops else None
-        sums = any(fold.name == "sum_i" for fold in self.pipeline.folds)
+        sums = any(fold.has("OVERFLOWS") for fold in self.pipeline.folds)
         return KnownRows(self.known_body(), self.row_bytes, self.rows_ahead, self.masked_from is not None, kept, sums)
 
     # -- the function

@@ -30,6 +30,7 @@ from flexstream.compile.codegen import ENTRY_POINT
 
 log = logging.getLogger("flexstream.compiler")
 
+HEADERS = ("flexstream_abi.h", "folds.h")
 INCLUDES = Path(__file__).resolve().parent.parent / "cython_ext" / "includes"
 # No contraction: a*b+c in one rounding would differ from the generic variant.
 FLAGS = (
@@ -202,10 +203,10 @@ def compile_code(code: str, limits: Limits | None = None, job: Job | None = None
     limits, job = limits or Limits(), job or Job()
     command = find_compiler()
     directory = cache_directory()
-    header = (INCLUDES / "flexstream_abi.h").read_text()
+    headers = [(INCLUDES / name).read_text() for name in HEADERS]
     identity = _identity(command, limits, job)
     bare = _COMMENT.sub(" ", code)  # names are in comments only: queries that differ in nothing else share an object
-    name = hashlib.sha256("\0".join([bare, header, identity, " ".join([*command, *FLAGS])]).encode()).hexdigest()
+    name = hashlib.sha256("\0".join([bare, *headers, identity, " ".join([*command, *FLAGS])]).encode()).hexdigest()
     path = directory / f"{name}.so"
     cached = _is_ours(path) and _is_whole(path)
     if cached:

@@ -7,16 +7,18 @@
 
 #define FS_NO_FOLD 2
 
-/* m rows whose values are a column, into slot `at` (in words) of each one's entry. A loop for each fold. */
-static inline int fs_fold_column(uint32_t fold, uint32_t at, const int64_t *values, uint32_t m, unsigned char **entry,
-                                 const int64_t *time, const uint32_t *selected, uint64_t session, uint64_t sequence) {
+/* m rows whose values, and what decides, are columns, into slot `at` (in words) of each one's entry. A loop for each fold. */
+static inline int fs_fold_column(uint32_t fold, uint32_t at, const int64_t *values, const int64_t *by, uint32_t m,
+                                 unsigned char **entry, const int64_t *time, const uint32_t *selected, uint64_t session, uint64_t sequence) {
     int problem = 0;
     switch (fold) {
 #define FS_EACH_ROW(name, number, slots, flags)                                                             \
     case number:                                                                                            \
         for (uint32_t i = 0; i < m; i++)                                                                    \
             problem |= fs_##name##_update((uint64_t *)entry[i] + at,                                        \
-                                          (fs_row){(uint64_t)values[i], 1, time[i], session, sequence + selected[i]}); \
+                                          (fs_row){.value = (uint64_t)values[i], .by = (uint64_t)by[i],     \
+                                                   .keep = 1, .time = time[i], .session = session,          \
+                                                   .sequence = sequence + selected[i]});                    \
         return problem;
     FS_FOLDS(FS_EACH_ROW)
 #undef FS_EACH_ROW

@@ -46,7 +46,16 @@ enum fs_fold_flags {
     X(distinct_i, 13, 2, FS_SIDE)                           \
     X(distinct_f, 14, 2, FS_SIDE | FS_REAL)                 \
     X(order_i, 15, 1, FS_SIDE | FS_ORDERED)                 \
-    X(order_f, 16, 1, FS_SIDE | FS_ORDERED | FS_REAL)
+    X(order_f, 16, 1, FS_SIDE | FS_ORDERED | FS_REAL)       \
+    X(variance, 17, 4, 0)                                   \
+    X(min_by_ii, 18, 2, FS_MASKS)                           \
+    X(min_by_if, 19, 2, FS_MASKS)                           \
+    X(min_by_fi, 20, 2, FS_MASKS)                           \
+    X(min_by_ff, 21, 2, FS_MASKS)                           \
+    X(max_by_ii, 22, 2, FS_MASKS)                           \
+    X(max_by_if, 23, 2, FS_MASKS)                           \
+    X(max_by_fi, 24, 2, FS_MASKS)                           \
+    X(max_by_ff, 25, 2, FS_MASKS)
 
 #define FS_FOLD_NUMBER(name, number, slots, flags) FS_FOLD_##name = number,
 enum fs_fold { FS_FOLDS(FS_FOLD_NUMBER) FS_FOLDS_END };
@@ -73,6 +82,7 @@ static inline const fs_fold_facts *fs_facts_of(uint32_t fold) {
 /* What a fold is told of a row. Compilers see through it: what a fold does not read is not worked out. */
 typedef struct {
     uint64_t value;             /* of the argument, as the bits of a register */
+    uint64_t by;                /* of what decides, for folds that go by another value than their own */
     int64_t keep;               /* 0: a filter dropped the row. For folds that are FS_MASKS; 1 for all others */
     int64_t time;               /* where it comes from. For folds that are FS_ORIGIN */
     uint64_t session, sequence;
@@ -210,6 +220,46 @@ FS_FOLD uint64_t fs_deviation(double value, uint64_t rows) {
 FS_FOLD uint64_t fs_stddev_finish(const uint64_t *slot, uint64_t rows) {
     return rows < 2 ? FS_NULL_BITS : fs_deviation(sqrt(fs_real(slot[3]) / (double)(rows - 1)), rows);
 }
+
+FS_KEEPS_WHAT(variance, stddev)
+FS_FOLD uint64_t fs_variance_finish(const uint64_t *slot, uint64_t rows) {
+    return rows < 2 ? FS_NULL_BITS : fs_deviation(fs_real(slot[3]) / (double)(rows - 1), rows);
+}
+
+/* The value of the row with the smallest or greatest `by`, and if there are several, the smallest or greatest of their
+ * values, so that no order matters. Two slots: value, by, both as integers of the same order: of a double the bits, with
+ * NaN the greatest; those of -0.0 are before those of 0.0 for values, and the same for what decides. */
+FS_FOLD int64_t fs_order_i(uint64_t bits) { return (int64_t)bits; }
+FS_FOLD int64_t fs_turned(uint64_t bits) { return (int64_t)(bits ^ ((uint64_t)((int64_t)bits >> 63) >> 1)); }
+FS_FOLD int64_t fs_order_f(uint64_t bits) {
+    return fs_turned(fs_real(bits) != fs_real(bits) ? fs_bits(__builtin_nan("")) : bits);
+}
+FS_FOLD int64_t fs_decides_i(uint64_t bits) { return (int64_t)bits; }
+FS_FOLD int64_t fs_decides_f(uint64_t bits) { return fs_turned(fs_value_bits(fs_real(bits))); }
+FS_FOLD uint64_t fs_back_i(uint64_t order) { return order; }
+FS_FOLD uint64_t fs_back_f(uint64_t order) { return (uint64_t)fs_turned(order); }
+#define FS_BY(name, before, last, of, by_what)                                                                     \
+    FS_FOLD void fs_##name##_empty(uint64_t *slot) { slot[0] = slot[1] = (uint64_t)last; }                         \
+    FS_FOLD void fs_##name##_take(uint64_t *slot, int64_t value, int64_t by) {                                     \
+        if (by before (int64_t)slot[1] || (by == (int64_t)slot[1] && value before (int64_t)slot[0]))               \
+            slot[0] = (uint64_t)value, slot[1] = (uint64_t)by;                                                     \
+    }                                                                                                              \
+    FS_FOLD int fs_##name##_update(uint64_t *slot, fs_row row) {                                                   \
+        if (row.keep) fs_##name##_take(slot, fs_order_##of(row.value), fs_decides_##by_what(row.by));              \
+        return 0;                                                                                                  \
+    }                                                                                                              \
+    FS_FOLD int fs_##name##_merge(uint64_t *slot, const uint64_t *from) {                                          \
+        return fs_##name##_take(slot, (int64_t)from[0], (int64_t)from[1]), 0;                                      \
+    }                                                                                                              \
+    FS_FOLD uint64_t fs_##name##_finish(const uint64_t *slot, uint64_t rows) { return (void)rows, fs_back_##of(slot[0]); }
+FS_BY(min_by_ii, <, INT64_MAX, i, i)
+FS_BY(min_by_if, <, INT64_MAX, i, f)
+FS_BY(min_by_fi, <, INT64_MAX, f, i)
+FS_BY(min_by_ff, <, INT64_MAX, f, f)
+FS_BY(max_by_ii, >, INT64_MIN, i, i)
+FS_BY(max_by_if, >, INT64_MIN, i, f)
+FS_BY(max_by_fi, >, INT64_MIN, f, i)
+FS_BY(max_by_ff, >, INT64_MIN, f, f)
 
 /* The first or last row by (event time, session, sequence), in four slots: value, time, session, sequence. So it does not
  * matter which row comes first here. */

@@ -61,6 +61,7 @@ cdef build_layout(Layout *layout, lowered):
         check_fold(fold)
         layout.aggregates[i].fold = fold.fold
         layout.aggregates[i].register_ = fold.register
+        layout.aggregates[i].by = fold.by
         layout.aggregates[i].slot = slot if fold.slots else 0
         fs_fold_empty(fold.fold, layout.empty + slot)
         slot += fold.slots

@@ -63,7 +63,7 @@ cdef struct Aggregate:
     uint32_t fold             # folds.h
     uint32_t register_
     uint32_t slot             # first word within the entry
-    uint32_t spare
+    uint32_t by               # the register that decides, where one does
 
 
 cdef struct Origin:           # where the rows of a batch come from: element i is of the i-th row that is still in

@@ -17,8 +17,8 @@ cdef extern from "flexstream_abi.h" nogil:
 
 cdef extern from "fold_calls.h" nogil:
     const uint64_t FS_NULL_BITS
-    int fs_fold_column(uint32_t fold, uint32_t at, const int64_t *values, uint32_t m, unsigned char **entry,
-                       const int64_t *time, const uint32_t *selected, uint64_t session, uint64_t sequence) noexcept
+    int fs_fold_column(uint32_t fold, uint32_t at, const int64_t *values, const int64_t *by, uint32_t m,
+                       unsigned char **entry, const int64_t *time, const uint32_t *selected, uint64_t session, uint64_t sequence) noexcept
     int fs_fold_merge(uint32_t fold, uint64_t *slot, const uint64_t *source) noexcept
     uint64_t fs_fold_finish(uint32_t fold, const uint64_t *slot, uint64_t rows) noexcept
 
@@ -327,8 +327,9 @@ cdef int table_apply(const Layout *layout, const int64_t *registers, uint32_t ba
         (<uint64_t *> entry[i])[0] += 1
     for a in range(layout.n_aggregates):
         aggregate = &layout.aggregates[a]
-        problem |= fs_fold_column(aggregate.fold, aggregate.slot, registers + aggregate.register_ * batch, m, entry,
-                                  origin.time, origin.selected, origin.session, origin.sequence)
+        problem |= fs_fold_column(aggregate.fold, aggregate.slot, registers + aggregate.register_ * batch,
+                                  registers + aggregate.by * batch, m, entry, origin.time, origin.selected,
+                                  origin.session, origin.sequence)
     return problem
 
 

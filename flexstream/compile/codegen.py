@@ -48,12 +48,10 @@ class Pipeline:
                 for part in conjuncts(resolve(step.expr, columns)):
                     fails = bool(self.behind) or can_fail(part, self.stream.schema)
                     (self.behind if fails or len(self.ahead) == MAX_PREDICATES else self.ahead).append(part)
-        found = [
-            folded(aggregate, None if aggregate.arg is None else resolve(aggregate.arg, columns))
-            for aggregate in bound.aggregates
-        ]
-        self.arguments = [argument for _, argument in found]
-        self.folds = [fold for fold, _ in found]
+        found = [folded(aggregate, columns) for aggregate in bound.aggregates]
+        self.folds = [fold for fold, _, _ in found]
+        self.arguments = [argument for _, argument, _ in found]
+        self.deciders = [by for _, _, by in found]
         self.key_words = (sum(key.size for key in self.stream.key_fields) + 7) // 8
         self.slots = sum(fold.slots for fold in self.folds)
 
@@ -87,7 +85,8 @@ class Pipeline:
     def can_mask(self) -> bool:
         """May a dropped row be folded as nothing? Not into reals, whose sums would remember it."""
         whole = all(fold.has("MASKS") for fold in self.folds)
-        safe = not any(argument is not None and can_fail(argument, self.stream.schema) for argument in self.arguments)
+        trees = [tree for tree in (*self.arguments, *self.deciders) if tree is not None]
+        safe = not any(can_fail(tree, self.stream.schema) for tree in trees)
         return bool(self.ahead) and not self.behind and whole and safe
 
 
@@ -299,15 +298,13 @@ class _Generator:
         inner.add(f"count = entry, slot = entry + {1 + self.pipeline.key_words};")
         block.add("}")
 
-    def fold(self, block: Block, values: list[str | None], overflowed: str = "") -> None:
+    def fold(self, block: Block, values: list[tuple[str | None, str | None]], overflowed: str = "") -> None:
         block.add(f"*count += {'keep' if self.keeps else '1'};")
         at = 0
         pipeline = self.pipeline
-        parts = zip(pipeline.bound.aggregates, pipeline.folds, pipeline.arguments, values, strict=True)
-        for aggregate, fold, argument, value in parts:
+        for aggregate, fold, (value, by) in zip(pipeline.bound.aggregates, pipeline.folds, values, strict=True):
             block.add(f"/* {comment(aggregate.name)} = {aggregate.fn} */")
-            real = argument is not None and argument.type == "f64"
-            for line in update(fold, at, value, real, self.keeps, overflowed):
+            for line in update(fold, at, value, by, self.keeps, overflowed):
                 block.add(line)
             at += fold.slots
 
@@ -372,10 +369,17 @@ class _Generator:
 
     # -- the function
 
-    def values(self, block: Block) -> list[str | None]:
-        """Of the aggregates' arguments."""
-        arguments = self.pipeline.arguments
-        return [None if argument is None else self.expressions.value(argument, block) for argument in arguments]
+    def values(self, block: Block) -> list[tuple[str | None, str | None]]:
+        """Of the aggregates' arguments, and of what decides, as the bits of a register."""
+
+        def bits(tree: Typed | None) -> str | None:
+            if tree is None:
+                return None
+            value = self.expressions.value(tree, block)
+            return f"fs_bits({value})" if tree.type == "f64" else f"(uint64_t){value}"
+
+        pipeline = self.pipeline
+        return [(bits(argument), bits(by)) for argument, by in zip(pipeline.arguments, pipeline.deciders, strict=True)]
 
     @property
     def masked_parameter(self) -> str:

@@ -1,6 +1,6 @@
 """The folds of a compiled variant as C: calls of folds.h, for a row and for the places of a hot key.
 
-`slot` is the first slot of the entry's aggregates, `at` where this one's begin. Values are names of locals.
+`slot` is the first slot of the entry's aggregates, `at` where this one's begin. Values are the bits of a register.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 from flexstream.compile.fold_table import Fold
 
 
-def update(fold: Fold, at: int, value: str | None, real: bool, masked: bool, overflowed: str = "") -> list[str]:
-    """The statements that fold a row in; `real`: the value is a double. `masked`: `keep` is 0 for a row that counts as
-    nothing. `overflowed`: the label to go to when there is no value any more; without one `overflow` tells."""
+def update(
+    fold: Fold, at: int, value: str | None, by: str | None, masked: bool, overflowed: str = ""
+) -> list[str]:  # fmt: skip
+    """The statements that fold a row in; `by`: what decides. `masked`: `keep` is 0 for a row that counts as nothing.
+    `overflowed`: the label to go to when there is no value any more; without one `overflow` tells."""
     if not fold.slots:
         return []
-    told = [f".value = {f'fs_bits({value})' if real else f'(uint64_t){value}'}", f".keep = {'keep' if masked else '1'}"]
+    told = [f".value = {value}", f".keep = {'keep' if masked else '1'}"]
+    if by is not None:
+        told.append(f".by = {by}")
     if fold.has("ORIGIN"):
         told += [".time = time", ".session = view->session", ".sequence = view->sequence + i"]
     call = f"fs_{fold.name}_update(slot + {at}, (fs_row){{{', '.join(told)}}})"

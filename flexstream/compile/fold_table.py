@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flexstream.cython_ext.operators.table import fold_flags, folds
+from flexstream.query.analysis import resolve
 from flexstream.query.plan import BoundAggregate
 from flexstream.query.typed import Typed
 
@@ -34,10 +35,12 @@ class Fold:
 FOLDS: dict[str, Fold] = {name: Fold(name, *facts) for name, facts in folds().items()}
 
 
-def folded(aggregate: BoundAggregate, argument: Typed | None) -> tuple[Fold, Typed | None]:
-    """The fold that does the aggregate's work, and what it is over; `argument` is over fields of the row alone."""
+def folded(aggregate: BoundAggregate, columns: dict[str, Typed]) -> tuple[Fold, Typed | None, Typed | None]:
+    """The fold that does the aggregate's work, what it is over and what decides, both over fields of the row alone."""
     record = aggregate.function
-    fold = FOLDS[record.of[None if argument is None else argument.type][0]]
+    argument = None if aggregate.arg is None else resolve(aggregate.arg, columns)
+    by = None if aggregate.by is None else resolve(aggregate.by, columns)
+    fold = FOLDS[record.fold(None if argument is None else argument.type, None if by is None else by.type)]
     if argument is not None and record.cast not in (None, argument.type):
         argument = Typed("cast", record.cast or "", (argument,))
-    return fold, argument
+    return fold, argument, by

@@ -60,6 +60,7 @@ class Fold:
     fold: int
     register: int
     slots: int
+    by: int = 0  # the register that decides, where one does
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,8 @@ class _Lowering:
                 code="too_complex",
                 hint="split it into several queries: approx_distinct keeps 1024 bytes each",
             )
-        code, places, registers = allocate(self.code, [fold.register for fold in folds if fold.slots])
+        read = [register for fold in folds if fold.slots for register in (fold.register, fold.by)]
+        code, places, registers = allocate(self.code, read)
         if registers > MAX_REGISTERS:
             raise QueryError(
                 f"query {self.bound.query.name!r} needs {registers} intermediate values at once, "
@@ -262,12 +264,13 @@ class _Lowering:
                 hint="split it into several queries",
             )
         at = iter(places)
-        folds = [replace(fold, register=next(at)) if fold.slots else fold for fold in folds]
+        folds = [replace(fold, register=next(at), by=next(at)) if fold.slots else fold for fold in folds]
         return Lowered(code, registers, folds, self.key())
 
     def fold(self, aggregate: BoundAggregate) -> Fold:
-        fold, arg = folded(aggregate, None if aggregate.arg is None else resolve(aggregate.arg, self.columns))
-        return Fold(fold.number, 0 if arg is None else self.value(arg), fold.slots)
+        fold, argument, by = folded(aggregate, self.columns)
+        register = 0 if argument is None else self.value(argument)
+        return Fold(fold.number, register, fold.slots, register if by is None else self.value(by))
 
     def key(self) -> list[tuple[int, int, int]]:
         fields = self.bound.query.stream.key_fields

@@ -6,7 +6,7 @@ what its fold keeps and does is in cython_ext/includes/folds.h, under the name t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flexstream.errors import QueryError
@@ -33,6 +33,7 @@ class Function:
 
     name: str
     of: dict[str | None, tuple[str, str]]  # what the argument is (None: there is none) -> its fold, the result's type
+    by: dict[str, str] = field(default_factory=dict)  # what decides -> what the fold's name ends with; empty: nothing
     cast: str | None = None  # what the fold is over, where it is not the argument as it is
     times: bool = False  # also of timestamps
     nullable: bool = False
@@ -41,6 +42,10 @@ class Function:
     overflows: bool = False  # an integer result that passes int64 fails the query
     spark: str | None = None  # the function of pyspark.sql.functions
     not_in_spark: NotInSpark | None = None
+
+    def fold(self, kind: str | None, by: str | None) -> str:
+        """The name of its fold over an argument of that kind, where one of the kind `by` decides."""
+        return self.of[kind][0] + ("" if by is None else self.by[by])
 
 
 def _numbers(whole: str, real: str) -> dict[str | None, tuple[str, str]]:
@@ -60,6 +65,7 @@ _NO_ORDER = NotInSpark(
     "rows of the same event time come in the order of session and row sequence, which Spark does not have",
     "use min_by or max_by over a column that orders your rows",
 )
+_BY = {"i64": "i", "f64": "f"}
 FUNCTIONS = {
     record.name: record
     for record in (
@@ -70,6 +76,11 @@ FUNCTIONS = {
         Function("max", _numbers("max_i", "max_f"), times=True, spark="max"),
         Function("avg", _real("avg"), cast="f64", spark="avg"),
         Function("stddev", _real("stddev"), cast="f64", nullable=True, spark="stddev_samp"),
+        Function("variance", _real("variance"), cast="f64", nullable=True, spark="var_samp"),
+        Function("bool_and", {"bool": ("min_i", "bool")}, spark="bool_and"),
+        Function("bool_or", {"bool": ("max_i", "bool")}, spark="bool_or"),
+        Function("min_by", _any("min_by_i", "min_by_f", SAME), by=_BY, times=True, spark="min_by"),
+        Function("max_by", _any("max_by_i", "max_by_f", SAME), by=_BY, times=True, spark="max_by"),
         Function("first", _any("first", "first", SAME), times=True, not_in_spark=_NO_ORDER),
         Function("last", _any("last", "last", SAME), times=True, not_in_spark=_NO_ORDER),
         Function(
@@ -108,21 +119,28 @@ def function(name: str) -> Function:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Aggregate:
-    """A function over the rows of one key in one window. `arg` is None for count alone."""
+    """A function over the rows of one key in one window: of `arg` (count has none), where `by` decides, if anything does."""
 
     fn: str
     arg: Expr | None = None
+    by: Expr | None = None
+
+    @property
+    def args(self) -> list[Expr]:
+        return [arg for arg in (self.arg, self.by) if arg is not None]
 
     def to_json(self) -> list[Any]:
-        return [self.fn] if self.arg is None else [self.fn, expressions.to_json(self.arg)]
+        return [self.fn, *(expressions.to_json(arg) for arg in self.args)]
 
     @classmethod
     def from_json(cls, body: Any) -> Aggregate:
         match body:
             case [str(fn)] if None in _kinds(fn):
                 return cls(fn)
-            case [str(fn), arg] if _kinds(fn) - {None}:
+            case [str(fn), arg] if _kinds(fn) - {None} and not FUNCTIONS[fn].by:
                 return cls(fn, expressions.from_json(arg))
+            case [str(fn), arg, by] if _kinds(fn) and FUNCTIONS[fn].by:
+                return cls(fn, expressions.from_json(arg), expressions.from_json(by))
         raise QueryError(
             f"not an aggregate: {str(body)[:200]}",
             code="bad_aggregate",
@@ -130,7 +148,7 @@ class Aggregate:
         )
 
     def __str__(self) -> str:
-        return f"{self.fn}({'' if self.arg is None else self.arg})"
+        return f"{self.fn}({', '.join(map(str, self.args))})"
 
 
 def _kinds(fn: str) -> set[str | None]:
@@ -138,11 +156,12 @@ def _kinds(fn: str) -> set[str | None]:
     return set(FUNCTIONS[fn].of) if fn in FUNCTIONS else set()
 
 
-def result_type(aggregate: Aggregate, argument: Typed | None, declared: str) -> str:
+def result_type(aggregate: Aggregate, argument: Typed | None, declared: str, by: Typed | None = None) -> str:
     """The Arrow type of the result, as text. `declared` is the argument's type as a schema has it.
 
     Raises QueryError: the function is not for such an argument.
     """
+    _check_by(aggregate, by)
     record, kind = function(aggregate.fn), None if argument is None else argument.type
     if kind not in record.of or (declared.startswith("timestamp") and not record.times):
         raise _refused(aggregate, declared, _takes(record, kind))
@@ -150,11 +169,24 @@ def result_type(aggregate: Aggregate, argument: Typed | None, declared: str) -> 
     return FieldType.parse(declared).arrow if result == SAME else result
 
 
+def _check_by(aggregate: Aggregate, by: Typed | None) -> None:
+    record = function(aggregate.fn)
+    if (by is None) == bool(record.by):
+        takes = "two arguments: the value, and what decides which row it is of" if record.by else "one argument"
+        raise QueryError(f"{record.name} takes {takes}", code="bad_aggregate", hint=f"not {aggregate}")
+    if by is not None and by.type not in record.by:
+        raise QueryError(
+            f"{record.name} cannot go by {aggregate.by}, which is {by.type}",
+            code="bad_types",
+            hint="numbers and times decide; cast('i64') makes a number of a bool",
+        )
+
+
 def _takes(record: Function, kind: str | None) -> str:
     if None in record.of:
         return "it takes no argument"
     if "i64" not in record.of:
-        return "it counts where a condition is true: compare it with something"
+        return "it is for conditions, which are true or false: compare it with something"
     if "bool" in record.of:
         return "bytes do not work yet: it is for numbers, times and bool"
     return "it is for numbers" + ("" if kind == "bytes" else ": cast('i64')")
@@ -184,8 +216,12 @@ def _refused(aggregate: Aggregate, declared: str, hint: str) -> QueryError:
     )
 
 
+def _expr(arg: Any) -> Expr:
+    return expressions.col(arg) if isinstance(arg, str) else expressions.lit(arg)
+
+
 def _make(fn: str, arg: Any) -> Aggregate:
-    return Aggregate(fn, expressions.col(arg) if isinstance(arg, str) else expressions.lit(arg))
+    return Aggregate(fn, _expr(arg))
 
 
 def count() -> Aggregate:
@@ -221,6 +257,33 @@ def avg(arg: str | Expr) -> Aggregate:
 def stddev(arg: str | Expr) -> Aggregate:
     """The sample standard deviation (n - 1): float64, null for a single row."""
     return _make("stddev", arg)
+
+
+def variance(arg: str | Expr) -> Aggregate:
+    """The sample variance (n - 1): float64, null for a single row."""
+    return _make("variance", arg)
+
+
+def bool_and(condition: str | Expr) -> Aggregate:
+    """Whether the condition is true for all rows: bool."""
+    return _make("bool_and", condition)
+
+
+def bool_or(condition: str | Expr) -> Aggregate:
+    """Whether the condition is true for some row: bool."""
+    return _make("bool_or", condition)
+
+
+def min_by(arg: str | Expr, by: str | Expr) -> Aggregate:
+    """The value of `arg` in the row with the smallest `by`, in its own type; the smallest of them, if several rows have
+    that. NaN is greater than any number."""
+    return Aggregate("min_by", _expr(arg), _expr(by))
+
+
+def max_by(arg: str | Expr, by: str | Expr) -> Aggregate:
+    """The value of `arg` in the row with the greatest `by`, in its own type; the greatest of them, if several rows have
+    that. NaN is greater than any number."""
+    return Aggregate("max_by", _expr(arg), _expr(by))
 
 
 def first(arg: str | Expr) -> Aggregate:

@@ -63,8 +63,8 @@ def check_size(bound: BoundQuery) -> None:
             known.update(made)
             found = list(made.values())
         else:
-            tree = step.expr if isinstance(step, BoundFilter) else getattr(step, "arg", None)  # a project() has none
-            found = [] if tree is None else [measure(tree)]
+            trees = [step.expr] if isinstance(step, BoundFilter) else getattr(step, "args", [])  # a project() has none
+            found = [measure(tree) for tree in trees]
         total += sum(size for size, _ in found)
         if total > MAX_NODES or any(depth > MAX_DEPTH + 1 for _, depth in found):
             many = f"{MAX_NODES} operations" if total > MAX_NODES else f"{MAX_DEPTH} nested operations"

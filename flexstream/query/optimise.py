@@ -37,10 +37,11 @@ def optimise(bound: BoundQuery) -> BoundQuery:
         elif isinstance(step, BoundFilter):
             filters += conjuncts(fold(resolve(step.expr, columns), schema))
     kept = [part for part in _without_repeats(filters) if part != _TRUE]
-    aggregates = tuple(
-        aggregate if aggregate.arg is None else replace(aggregate, arg=fold(resolve(aggregate.arg, columns), schema))
-        for aggregate in bound.aggregates
-    )
+
+    def folded(argument: Typed | None) -> Typed | None:
+        return None if argument is None else fold(resolve(argument, columns), schema)
+
+    aggregates = tuple(replace(known, arg=folded(known.arg), by=folded(known.by)) for known in bound.aggregates)
     return replace(bound, steps=tuple(BoundFilter(part) for part in kept), aggregates=aggregates)
 
 
@@ -172,9 +173,8 @@ def explain(bound: BoundQuery) -> str:
     trees = [step.expr for step in plan.steps if isinstance(step, BoundFilter)]
     lines = [f"query {bound.query.name}, optimised", *(f"  filter  {text(tree)}" for tree in trees)]
     for aggregate in plan.aggregates:
-        if aggregate.arg is not None:
-            trees.append(aggregate.arg)
-        lines.append(f"  agg     {aggregate.name} = {aggregate.fn}({text(aggregate.arg) if aggregate.arg else ''})")
+        trees += aggregate.args
+        lines.append(f"  agg     {aggregate.name} = {aggregate.fn}({', '.join(map(text, aggregate.args))})")
     read = {*stream.key, stream.time}.union(*(names(tree) for tree in trees))
     fields = [field for field in stream.schema if field.name in read]
     size = sum(field.size for field in fields)

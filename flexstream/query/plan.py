@@ -51,6 +51,11 @@ class BoundAggregate:
     fn: str
     arg: Typed | None
     result_type: str
+    by: Typed | None = None  # what decides which row it is of
+
+    @property
+    def args(self) -> list[Typed]:
+        return [arg for arg in (self.arg, self.by) if arg is not None]
 
     @property
     def function(self) -> Function:

@@ -280,11 +280,12 @@ class Query:
         typed = None if aggregate.arg is None else self._bind(aggregate.arg, self.columns)
         declared = "nothing" if aggregate.arg is None else _column_type(aggregate.arg, self.columns)
         try:
-            kind = result_type(aggregate, typed, declared)
+            by = None if aggregate.by is None else self._bind(aggregate.by, self.columns)
+            kind = result_type(aggregate, typed, declared, by)
             check_window(aggregate, self.window_spec)
         except QueryError as error:
             raise QueryError(f"query {self.name!r}: {error.message}", code=error.code, hint=error.hint) from None
-        return BoundAggregate(name, aggregate.fn, typed, kind)
+        return BoundAggregate(name, aggregate.fn, typed, kind, by)
 
     # -- bound form
 

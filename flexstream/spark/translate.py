@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PARAMETERS = {"approx_count_distinct": (0.0325,)}  # relative standard deviation: about the error of ours
 BEGINNING = -(2**62)  # microseconds: before any timestamp
+Arguments = dict[tuple[str, int], str]  # (aggregate's name, its argument's number) -> column
 EVENT_TIME, WINDOW = "__event_time", "__window"  # no field begins with an underscore
 
 
@@ -141,9 +142,9 @@ def _map(rows: DataFrame, columns: Columns, trees: dict[str, Typed]) -> tuple[Da
     return rows.withColumns(made), Columns({**columns.names, **dict(zip(trees, made, strict=True))}, fallible)
 
 
-def _arguments(rows: DataFrame, columns: Columns, bound: BoundQuery) -> tuple[DataFrame, dict[str, str]]:
+def _arguments(rows: DataFrame, columns: Columns, bound: BoundQuery) -> tuple[DataFrame, Arguments]:
     """Adds the aggregates' arguments as columns, and drops the rows where one cannot be computed."""
-    trees = {a.name: a.arg for a in bound.aggregates if a.arg is not None}
+    trees = {(a.name, which): tree for a in bound.aggregates for which, tree in enumerate(a.args)}
     made = {name: f"_a{i}" for i, name in enumerate(trees)}
     if made:
         rows = rows.withColumns({made[name]: columns.translate(tree) for name, tree in trees.items()})
@@ -160,11 +161,13 @@ def _window(bound: BoundQuery) -> Column:
     return F.window(EVENT_TIME, size, slide).alias(WINDOW)
 
 
-def _aggregate(aggregate: BoundAggregate, arguments: dict[str, str]) -> Column:
+def _aggregate(aggregate: BoundAggregate, arguments: Arguments) -> Column:
     name = aggregate.function.spark
     assert name is not None, f"{aggregate.fn} was refused"
-    argument = F.lit(1) if aggregate.arg is None else F.col(arguments[aggregate.name])
+    argument = F.lit(1) if aggregate.arg is None else F.col(arguments[aggregate.name, 0])
     function: Callable[..., Column] = getattr(F, name)
+    if aggregate.by is not None:  # of rows that are equal in what decides, the value decides
+        return function(argument, F.struct(F.col(arguments[aggregate.name, 1]).alias("by"), argument.alias("value")))
     return function(argument, *PARAMETERS.get(name, ()))
 
 

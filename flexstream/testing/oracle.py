@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flexstream.errors import QueryError
+from flexstream.query.aggregates import Aggregate
 from flexstream.query.query import Filter, Map, Query
 from flexstream.query.windower import Windower
 from flexstream.testing.hashes import estimate, in_order, word_of
@@ -140,7 +141,13 @@ def _arguments(query: Query, row: Row) -> list[Any] | None:
                 return None
         elif isinstance(step, Map):
             row = _Mapped(row, step.columns)
-    return [None if aggregate.arg is None else evaluate(aggregate.arg, row) for aggregate in query.aggregates.values()]
+    return [_argument(aggregate, row) for aggregate in query.aggregates.values()]
+
+
+def _argument(aggregate: Aggregate, row: Row) -> Any:
+    """(what decides, the value) where something decides."""
+    value = None if aggregate.arg is None else evaluate(aggregate.arg, row)
+    return value if aggregate.by is None else (evaluate(aggregate.by, row), value)
 
 
 # -- aggregates
@@ -186,13 +193,13 @@ def _float_sum(values: list[float]) -> float:
         return sum(values)
 
 
-def _stddev(values: list[float]) -> float | None:
+def _variance(values: list[float], of: Callable[[list[float]], float] = statistics.variance) -> float | None:
     if len(values) == 1:
         return None
     if not all(map(math.isfinite, values)):
         return math.nan
     try:
-        return statistics.stdev(values)
+        return of(values)
     except OverflowError:
         return math.inf
 
@@ -204,7 +211,12 @@ AGGREGATES: dict[str, Callable[[list[Any], list[Place]], Any]] = {
     "min": lambda values, _: min(values, key=_smallest_first),
     "max": lambda values, _: max(values, key=_smallest_first),
     "avg": lambda values, _: _mean(values),
-    "stddev": lambda values, _: _stddev([float(value) for value in values]),
+    "stddev": lambda values, _: _variance([float(value) for value in values], statistics.stdev),
+    "variance": lambda values, _: _variance([float(value) for value in values]),
+    "bool_and": lambda values, _: all(values),
+    "bool_or": lambda values, _: any(values),
+    "min_by": lambda values, _: min(values, key=lambda pair: tuple(map(_smallest_first, pair)))[1],
+    "max_by": lambda values, _: max(values, key=lambda pair: tuple(map(_smallest_first, pair)))[1],
     "first": lambda values, _: values[0],
     "last": lambda values, _: values[-1],
     "distinct": lambda values, _: len({word_of(value) for value in values}),

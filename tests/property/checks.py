@@ -24,7 +24,9 @@ VALUE_KINDS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64
 INTEGER_CASTS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 BESIDE = (fs.distinct, fs.order_hash)  # not compiled
 VALUED = (fs.min, fs.max, fs.first, fs.last, fs.approx_distinct, *BESIDE)  # of any value, as it is
-COMPILED = (fs.count_if, fs.sum, fs.avg, fs.stddev, *(fn for fn in VALUED if fn not in BESIDE))
+CONDITIONS = (fs.count_if, fs.bool_and, fs.bool_or)
+DECIDED = (fs.min_by, fs.max_by)  # of any value, by another
+COMPILED = (*CONDITIONS, *DECIDED, fs.sum, fs.avg, fs.stddev, fs.variance, *(fn for fn in VALUED if fn not in BESIDE))
 FUNCTIONS = (*COMPILED, *BESIDE)
 SUMMABLE = 1_000_003  # integer sums take remainders of it: no sum of a test's rows overflows
 
@@ -396,9 +398,9 @@ def random_query(
     aggregates: dict[str, Any] = {"n": fs.count()} if rnd.random() < 0.7 else {}
     for i in range(rnd.randint(0 if aggregates else 1, 4)):
         fn = rnd.choice([fn for fn in functions if fn is not fs.order_hash or window.kind == "tumbling"])
-        if fn is fs.count_if:
+        if fn in CONDITIONS:
             argument = make.boolean(1)
-        elif fn in VALUED:
+        elif fn in VALUED or fn in DECIDED:
             argument = rnd.choice((make.integer, make.real))(1)
             if rnd.random() < 0.4 and (make.ints or make.reals):
                 argument = col(rnd.choice(make.ints + make.reals))
@@ -408,7 +410,8 @@ def random_query(
             argument = make.integer(1) % SUMMABLE
         else:
             argument = col(rnd.choice(make.reals)) if make.reals else make.real(1)
-        aggregates[f"a{i}"] = fn(argument)
+        by = [rnd.choice((make.integer, make.real))(1)] if fn in DECIDED else []
+        aggregates[f"a{i}"] = fn(argument, *by)
     return query.agg(**aggregates)
 
 

@@ -40,7 +40,7 @@ WORDS = set(
         always_inline hash_key __builtin_prefetch FS_RARE
         reserved touched touched_limit dense base range off outside fresh count slot FS_USED FS_CACHED
         profile fs_profile passed fs_note_key hot_key hot_count hot_slot some_key is_hot places place p merge_hot int
-        fs_bits fs_row value session sequence
+        fs_bits fs_row value by session sequence
         time key at entry memcpy memcmp INT64_C UINT64_C INT64_MIN FS_GOLDEN fs_view fs_pane_view
         fs_variant_run __builtin_add_overflow __builtin_sub_overflow __builtin_mul_overflow __builtin_fabs fs_real
         fs_eq fs_lt fs_hash_words fs_key_f32 fs_key_f64 0x1p63
@@ -441,6 +441,8 @@ def harness_case(number: int, query: fs.Query, rows: Path, n: int) -> str:
         }.get(name, 0)
         if name in ("first", "last"):
             empty += [0, 2**63 - 1 if name == "first" else 2**63, 0, 0]
+        elif name.startswith(("min_by", "max_by")):
+            empty += [2**63 - 1 if name.startswith("min") else 2**63] * 2
         else:
             empty += [start] * fold.slots
     key = ", ".join(f"{{{f.offset}, {f.size}, {KEY_FORMS.get(f.kind, 0)}}}" for f in stream.key_fields)
@@ -466,16 +468,18 @@ def test_the_sanitizers_have_nothing_to_report(tmp_path):
         *hostile(),
         masked.window(fs.tumbling("1000s")).agg(**folds),
         whole.query("q").filter((col("x") > 0) & (col("y") > 0.0)).window(fs.tumbling("1000s")).agg(**folds),
-        whole.query("q").window(fs.tumbling("1000s")).agg(**folds, d=fs.sum("y"), e=fs.stddev("y"), f=fs.min("y")),
+        whole.query("q").window(fs.tumbling("1000s")).agg(**folds, d=fs.sum("y"), e=fs.variance("y"), f=fs.min("y")),
         masked.window(fs.tumbling("1000s")).agg(f=fs.first("x"), l=fs.last("x"), d=fs.approx_distinct("x")),
         whole.query("q").window(fs.tumbling("1000s")).agg(f=fs.first("y"), l=fs.last("x"), c=fs.count_if(col("x") > 1)),
         whole.query("q").window(fs.tumbling("1000s")).agg(d=fs.approx_distinct("y"), l=fs.last(col("x") > 1)),
+        masked.window(fs.tumbling("99s")).agg(a=fs.min_by("x", "y"), b=fs.max_by("y", "x"), c=fs.bool_or(col("x") > 1)),
+        whole.query("q").window(fs.tumbling("99s")).agg(a=fs.max_by("y", "y"), b=fs.min_by("x", "t")),
         tiny.query("q").window(fs.tumbling("1000s")).agg(n=fs.count()),
         huge.query("q").filter(col("pad") != b"x").window(fs.tumbling("1000s")).agg(n=fs.count(), a=fs.sum("x")),
     ]
     calls, variants = [], variants_of(*queries, most=1)
-    variants += [(query, list(choices_of(query, i))[1 + i % 8]) for i, query in enumerate(queries[:-5])][::2]
-    variants += [(query, choices) for query in queries[-5:] for choices in list(choices_of(query))[1:]]
+    variants += [(query, list(choices_of(query, i))[1 + i % 8]) for i, query in enumerate(queries[:-7])][::2]
+    variants += [(query, choices) for query in queries[-7:] for choices in list(choices_of(query))[1:]]
     for i, (query, _) in enumerate(variants):
         n = 1200
         (tmp_path / f"rows{i}").write_bytes(hostile_rows(query, n, i))

@@ -303,3 +303,63 @@ def test_json_that_is_no_aggregate_is_refused(body):
     plan = query_of(n=fs.count()).to_dict()
     with pytest.raises(QueryError, match="not an aggregate"):
         fs.Query.from_dict({**plan, "aggregates": {"n": body}})
+
+
+# -- variance, bool_and, bool_or, min_by, max_by
+
+
+@both
+def test_variance_is_the_square_of_the_deviation_and_null_for_a_single_row(compile):
+    query = query_of(v=fs.variance("x"), d=fs.stddev("x"), y=fs.variance("y"))
+    rows = rows_of(101, k=[0] * 100 + [1], x=np.arange(101), y=np.nan)
+    found = {row["k"]: row for row in results(query, rows, compile=compile)}
+    assert found[0]["v"] == pytest.approx(np.var(np.arange(100), ddof=1))
+    assert found[0]["v"] == pytest.approx(found[0]["d"] ** 2)
+    assert np.isnan(found[0]["y"])
+    assert (found[1]["v"], found[1]["y"]) == (None, None)
+
+
+@both
+def test_bool_and_is_true_where_all_rows_are_and_bool_or_where_one_is(compile):
+    query = query_of(all=fs.bool_and("ok"), any=fs.bool_or("ok"), big=fs.bool_and(col("x") > 2))
+    rows = rows_of(300, k=np.arange(300) % 3, ok=[False, True, False] * 99 + [True, True, False], x=np.arange(300))
+    found = {row["k"]: (row["all"], row["any"], row["big"]) for row in results(query, rows, compile=compile)}
+    assert found == {0: (False, True, False), 1: (True, True, False), 2: (False, False, False)}
+    assert query.result_schema().field("all").type == "bool"
+
+
+@both
+def test_max_by_is_the_value_of_the_row_with_the_greatest_and_of_equal_rows_the_greatest_value(compile):
+    query = query_of(
+        low=fs.min_by("small", "x"), high=fs.max_by("small", "x"), real=fs.max_by("y", "x"), last=fs.max_by("x", "y"),
+        ok=fs.min_by("ok", col("x") * 2), at=fs.max_by("t", "x"),
+    )  # fmt: skip
+    rows = rows_of(200, t=np.arange(200), x=np.arange(200) % 50, small=-np.arange(200), y=np.arange(200) % 7, ok=True)
+    rows["y"][60] = np.nan
+    (row,) = results(query, rows, compile=compile)
+    assert (row["low"], row["high"]) == (-150, -49)  # of rows 0, 50, 100, 150 and of 49, 99, 149, 199
+    assert (row["real"], row["last"], row["ok"]) == (max(i % 7 for i in (49, 99, 149, 199)), 10, True)
+    assert row["at"].microsecond == 199000
+    kinds = {name: str(query.result_schema().field(name).type) for name in ("low", "real", "ok", "at")}
+    assert kinds == {"low": "int16", "real": "double", "ok": "bool", "at": "timestamp[ms]"}
+
+
+@both
+def test_min_by_and_max_by_know_the_order_of_reals(compile):
+    query = query_of(low=fs.min_by("y", "y"), high=fs.max_by("y", "y"), x=fs.max_by("x", "y"), zero=fs.min_by("x", "y"))
+    values = [1.5, -np.inf, -2.5, 0.0, -0.0, np.inf, np.nan, 7.0, -1e300]
+    (row,) = results(query, rows_of(180, x=np.arange(180) % 9, y=values * 20), compile=compile)
+    assert (row["low"], row["x"], row["zero"]) == (-np.inf, 6, 1)
+    assert np.isnan(row["high"])
+    (row,) = results(query, rows_of(180, x=np.arange(180) % 2, y=[0.0, -0.0] * 90), compile=compile)
+    assert (row["x"], row["zero"]) == (1, 0)  # -0.0 and 0.0 decide nothing between them
+
+
+def test_min_by_says_what_it_takes():
+    with pytest.raises(QueryError, match="min_by cannot go by ok, which is bool"):
+        query_of(a=fs.min_by("x", "ok"))
+    with pytest.raises(QueryError, match="max_by takes two arguments"):
+        query_of(a=fs.Aggregate("max_by", col("x")))
+    with pytest.raises(QueryError, match="not an aggregate"):
+        fs.Aggregate.from_json(["max_by", ["col", "x"]])
+    assert str(fs.max_by("x", col("y") + 1)) == "max_by(x, (y + 1))"

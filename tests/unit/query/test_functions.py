@@ -27,11 +27,17 @@ STREAM = fs.Stream(
     key="k",
     time="t",
 )
+KINDS = [(record, kind, by) for record in FUNCTIONS.values() for kind in record.of for by in record.by or [None]]
 every = pytest.mark.parametrize("record", FUNCTIONS.values(), ids=list(FUNCTIONS))
 
 
-def query_of(record: Function, kind: str | None) -> fs.Query:
-    aggregate = fs.Aggregate(record.name, None if kind is None else col(COLUMNS[kind]))
+def kinds_of(record: Function) -> list[tuple[str | None, str | None]]:
+    return [(kind, by) for known, kind, by in KINDS if known is record]
+
+
+def query_of(record: Function, kind: str | None, by: str | None = None) -> fs.Query:
+    arguments = [None if kind is None else col(COLUMNS[kind]) for kind in (kind, by)]
+    aggregate = fs.Aggregate(record.name, *arguments)
     return STREAM.query("q").window(fs.tumbling("10s")).agg(a=aggregate)
 
 
@@ -40,7 +46,7 @@ def test_a_user_can_write_it(record):
     made = getattr(fs, record.name)
     assert record.name in fs.__all__
     assert made.__doc__
-    aggregate = made() if None in record.of else made("x")
+    aggregate = made() if None in record.of else made("x", "y") if record.by else made("x")
     assert aggregate.fn == record.name
     again = fs.Aggregate.from_json(aggregate.to_json())
     assert again.to_json() == aggregate.to_json()
@@ -50,24 +56,38 @@ def test_a_user_can_write_it(record):
 def test_what_it_is_not_for_is_refused_and_what_it_is_for_is_bound(record):
     for kind in (None, *COLUMNS):
         known = record.times if kind == "timestamp" else kind in record.of
+        by = "f64" if record.by else None
         if known:
-            aggregate = query_of(record, kind).bound().aggregates[0]
+            aggregate = query_of(record, kind, by).bound().aggregates[0]
             of = record.of["i64" if kind == "timestamp" else kind]
             assert aggregate.function is record
             assert of[1] in (SAME, aggregate.result_type)
         else:
             with pytest.raises(QueryError) as refused:
-                query_of(record, kind).bound()
+                query_of(record, kind, by).bound()
             assert refused.value.code == "bad_types"
             assert refused.value.hint
 
 
 @every
+def test_what_cannot_decide_is_refused(record):
+    kind = next(iter(record.of))
+    for by in (None, *COLUMNS):
+        known = by in (*record.by, "timestamp") if record.by else by is None
+        if known:
+            query_of(record, kind, by).bound()
+        else:
+            with pytest.raises(QueryError) as refused:
+                query_of(record, kind, by).bound()
+            assert refused.value.code in ("bad_types", "bad_aggregate")
+
+
+@every
 def test_all_variants_know_its_folds(record):
-    for kind in record.of:
-        bound = query_of(record, kind).bound()
+    for kind, by in kinds_of(record):
+        bound = query_of(record, kind, by).bound()
         (fold,) = lower(bound).folds
-        known = FOLDS[record.of[kind][0]]
+        known = FOLDS[record.fold(kind, by)]
         assert (fold.fold, fold.slots) == (known.number, known.slots)
         assert known.has("SIDE") == record.beside
         assert known.has("ORDERED") == record.ordered
@@ -77,8 +97,8 @@ def test_all_variants_know_its_folds(record):
 
 @every
 def test_its_results_have_the_type_that_was_said(record):
-    for kind in record.of:
-        query = query_of(record, kind)
+    for kind, by in kinds_of(record):
+        query = query_of(record, kind, by)
         schema = ResultRows(query.bound()).schema
         assert schema.field("a").nullable == record.nullable
         assert ResultRows(query.bound()).dtype["a"].itemsize == 8
@@ -87,8 +107,8 @@ def test_its_results_have_the_type_that_was_said(record):
 @every
 def test_the_oracle_knows_it(record):
     rows = np.zeros(3, STREAM.schema.dtype)
-    for kind in record.of:
-        ((_, values),) = oracle.run(query_of(record, kind), rows).windows.items()
+    for kind, by in kinds_of(record):
+        ((_, values),) = oracle.run(query_of(record, kind, by), rows).windows.items()
         assert "a" in values
     assert set(oracle.AGGREGATES) == set(FUNCTIONS)
 
@@ -106,7 +126,7 @@ def test_the_documentation_lists_it(record, project):
 
 
 def test_folds_are_used_and_their_numbers_are_their_own():
-    assert {fold for record in FUNCTIONS.values() for fold, _ in record.of.values()} == set(FOLDS)
+    assert {record.fold(kind, by) for record, kind, by in KINDS} == set(FOLDS)
     assert len({fold.number for fold in FOLDS.values()}) == len(FOLDS)
 
 
@@ -129,7 +149,7 @@ def test_a_fold_that_native_code_does_not_know_is_an_error(number, slots, said):
         instructions=lowered.instructions,
         registers=lowered.registers,
         key=lowered.key,
-        folds=[SimpleNamespace(fold=number, register=0, slots=slots)],
+        folds=[SimpleNamespace(fold=number, register=0, slots=slots, by=0)],
     )
     with pytest.raises(ValueError, match=said):
         QueryState(0, bound, wrong, 4, Allocator())

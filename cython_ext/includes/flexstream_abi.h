@@ -11,12 +11,14 @@
 #include <stdint.h>
 #include <string.h>
 
-#define FS_ABI_VERSION 6
+#define FS_ABI_VERSION 7
 #define FS_ABI_BATCH 1024
 #define FS_GOLDEN UINT64_C(0x9E3779B97F4A7C15)
 #define FS_USED (UINT64_C(1) << 63)
 #define FS_PREDICATES 32
 #define FS_BUCKETS 256
+#define FS_SIDES 4
+#define FS_ROWS ((UINT64_C(1) << 62) - 1) /* of an entry's first word: the rows that it counts */
 #define FS_CACHED (UINT64_C(64) << 10) /* a table larger than this is prefetched: groups take turns in the cache */
 #define FS_RARE(condition) __builtin_expect(!!(condition), 0)
 
@@ -40,6 +42,14 @@ typedef struct {
     uint64_t touched_limit;
 } fs_pane_view;
 
+/* A table of a pane beside its own (side_tables.pxd): of (key, one more word), both in the key's place. */
+typedef struct {
+    unsigned char *entries; /* NULL: it has no memory yet */
+    uint64_t mask, multiplier, reach;
+    uint32_t shift, limit;
+    uint32_t *used;
+} fs_side_view;
+
 /* What an instrumented variant counts, over a sample of the rows. */
 typedef struct {
     uint64_t rows;
@@ -60,6 +70,7 @@ typedef struct {
     fs_profile *profile;
     uint64_t session;     /* number of the session that the rows are of */
     uint64_t sequence;    /* of the first row, within session and group */
+    fs_side_view side[2][FS_SIDES]; /* of either pane */
 } fs_view;
 
 /* How many rows were finished, from the first on. n <= FS_ABI_BATCH. */
@@ -98,6 +109,25 @@ static inline uint64_t fs_hash_words(const uint64_t *key, int words, uint64_t mu
         h = (uint64_t)product ^ (uint64_t)(product >> 64);
     }
     return h;
+}
+
+/* The entry of (key, one more word), `words` in all. NULL: the engine has to make room for it. */
+static inline __attribute__((always_inline)) uint64_t *fs_find_beside(const fs_side_view *side, const uint64_t *key,
+                                                                      const int words) {
+    if (__builtin_expect(!side->entries, 0)) return 0;
+    const uint64_t home = fs_hash_words(key, words, side->multiplier) >> side->shift;
+    const size_t stride = 8 * (size_t)(1 + words);
+    uint64_t at = home, *entry = (uint64_t *)(side->entries + at * stride);
+    while (entry[0] && memcmp(entry + 1, key, 8 * (size_t)words) != 0) {
+        at = (at + 1) & side->mask;
+        entry = (uint64_t *)(side->entries + at * stride);
+    }
+    if (entry[0]) return entry;
+    if (*side->used >= side->limit || ((at - home) & side->mask) > side->reach) return 0;
+    ++*side->used;
+    entry[0] = FS_USED;
+    memcpy(entry + 1, key, 8 * (size_t)words);
+    return entry;
 }
 
 static inline void fs_note_key(fs_profile *profile, int64_t value, uint64_t hash) {

@@ -7,7 +7,8 @@
  *           but for the last bits of reals
  *   finish  what the slots say of so many rows: 8 bytes of a result
  * and, if it is FS_INVERTIBLE, take_out, which undoes a merge. Compiled variants call them by name, the generic one by
- * number (fold_calls.h). What an FS_SIDE fold keeps beside the entries is looked after by side_tables.pyx. */
+ * number (fold_calls.h). An FS_SIDE fold has `beside` instead of update: it is given the slots, the row's entry in the side
+ * table, the slots of that, and the value; side_tables.pyx looks after the rest. */
 #ifndef FLEXSTREAM_FOLDS_H
 #define FLEXSTREAM_FOLDS_H
 
@@ -353,7 +354,22 @@ FS_FOLD int fs_approx_f_update(uint64_t *slot, fs_row row) {
 FS_FOLD int fs_approx_f_merge(uint64_t *slot, const uint64_t *from) { return fs_approx_i_merge(slot, from); }
 FS_FOLD uint64_t fs_approx_f_finish(const uint64_t *slot, uint64_t rows) { return fs_approx_i_finish(slot, rows); }
 
-/* Of these the slots say what the side tables of a part make of them; who merges parts counts anew. */
+/* Of these the slots say what the side tables of a part make of them; who merges parts counts anew. Side entries count
+ * their rows in their first word; one without rows is not there. */
+FS_FOLD uint64_t fs_word_of(uint64_t value, int real) { return real ? fs_value_bits(fs_real(value)) : value; }
+
+/* Slots: values in this part; those in the window, while it is counted without memory. */
+FS_FOLD void fs_distinct_beside(uint64_t *slot, uint64_t *entry) {
+    slot[0] += !(entry[0] & FS_ROWS);
+    entry[0] += 1;
+}
+/* Slot: the sum of the sessions' hashes, which are the side entries' slots. */
+FS_FOLD void fs_order_beside(uint64_t *slot, uint64_t *entry, uint64_t *hash, uint64_t value) {
+    slot[0] -= *hash;
+    *hash = fs_hash_value(*hash ^ value);
+    slot[0] += *hash;
+    entry[0] += 1;
+}
 FS_KEEPS_WHAT(distinct_i, count)
 FS_SAYS_ITS_SLOT(distinct_i)
 FS_KEEPS_WHAT(distinct_f, count)

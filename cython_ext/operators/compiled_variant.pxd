@@ -25,7 +25,18 @@ cdef extern from "flexstream_abi.h" nogil:
         uint64_t range
         uint32_t *touched
         uint64_t touched_limit
+    enum:
+        FS_SIDES
+    ctypedef struct fs_side_view:
+        unsigned char *entries
+        uint64_t mask
+        uint64_t multiplier
+        uint64_t reach
+        uint32_t shift
+        uint32_t limit
+        uint32_t *used
     ctypedef struct fs_view:
+        fs_side_view side[2][FS_SIDES]
         fs_pane_view pane[2]
         const uint64_t *empty
         uint64_t passing

@@ -9,6 +9,7 @@ from flexstream.cython_ext.includes.native cimport (
 )
 from flexstream.cython_ext.operators.generic_variant cimport generic_kernel
 from flexstream.cython_ext.operators.panes cimport STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step
+from flexstream.cython_ext.operators.table cimport Table
 from flexstream.cython_ext.operators.windower cimport first_end, pane_end, revises
 
 cdef enum:
@@ -52,6 +53,22 @@ cdef inline void show_pane(Query *query, Context *context, PaneSet *panes, Pane 
         view.touched_limit = front.capacity
 
 
+cdef inline void show_sides(const Query *query, Pane *pane, fs_side_view *view) noexcept nogil:
+    cdef const Table *table
+    cdef uint32_t d
+    if pane == NULL:
+        return
+    for d in range(query.n_sides):
+        table = &pane.sides[d]
+        view[d].entries = table.entries
+        view[d].mask = table.capacity - 1
+        view[d].shift = table.shift
+        view[d].limit = table.limit
+        view[d].multiplier = table.multiplier
+        view[d].reach = table.reach
+        view[d].used = &pane.sides[d].used
+
+
 cdef inline uint32_t run_batch(Query *query, fs_variant run, const unsigned char *rows, uint32_t n,
                                fs_view *view) noexcept nogil:
     """The compiled variant over a batch, timed now and then."""
@@ -87,6 +104,9 @@ cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const u
     while True:
         show_pane(query, context, panes, panes.recent, &view.pane[0])
         show_pane(query, context, panes, panes.previous, &view.pane[1])
+        if query.n_sides:
+            show_sides(query, panes.recent, view.side[0])
+            show_sides(query, panes.previous, view.side[1])
         view.passing = query.passing
         view.sequence = context.sequence + context.batch_from + done
         some = run_batch(query, run, rows + <uint64_t> done * query.row_bytes, n - done, &view)

@@ -1,5 +1,7 @@
 """Side tables: state whose size grows with the rows of a key, for `distinct` and `order_hash`.
 
+Compiled variants look up (key, value) by the same code for `distinct` (fs_find_beside), and leave room to be made here.
+
 Each such aggregate has a table in every pane, of (key, value) or (key, session number), beside the pane's own table;
 it moves, is dropped and is counted with the pane. An entry without rows is not there, as in the pane's table. What the
 aggregate says of one part of a pane is kept up in the key's own entry, so that a window of one part fires as it is:

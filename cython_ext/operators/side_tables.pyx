@@ -16,8 +16,9 @@ from flexstream.cython_ext.operators.windower cimport pane_of, window_start
 from flexstream.cython_ext.expressions.program cimport BATCH, Scratch
 
 cdef extern from "flexstream_abi.h" nogil:
-    uint64_t fs_value_bits(double v) noexcept
-    uint64_t fs_hash_value(uint64_t bits) noexcept
+    uint64_t fs_word_of(uint64_t value, int real) noexcept
+    void fs_distinct_beside(uint64_t *slot, uint64_t *entry) noexcept
+    void fs_order_beside(uint64_t *slot, uint64_t *entry, uint64_t *hash, uint64_t value) noexcept
 
 cdef enum:
     FIRST_CAPACITY = 16
@@ -29,9 +30,7 @@ cdef inline bint is_order(const Side *side) noexcept nogil:
 
 
 cdef inline uint64_t value_of(const Side *side, const int64_t *value) noexcept nogil:
-    if side.flags & FS_REAL:
-        return fs_value_bits((<const double *> value)[0])
-    return <uint64_t> value[0]
+    return fs_word_of(<uint64_t> value[0], side.flags & FS_REAL)
 
 
 # Rows
@@ -106,7 +105,6 @@ cdef void sides_apply(Query *query, Context *context, uint32_t m) noexcept nogil
     cdef const int64_t *values
     cdef uint64_t *entry
     cdef uint64_t *slot
-    cdef uint64_t *hash_
     cdef uint32_t d, i
     for d in range(query.n_sides):
         side = &query.sides[d]
@@ -115,13 +113,9 @@ cdef void sides_apply(Query *query, Context *context, uint32_t m) noexcept nogil
             entry = <uint64_t *> scratch.side[d * BATCH + i]
             slot = <uint64_t *> scratch.entry[i] + side.slot
             if is_order(side):
-                hash_ = entry + 1 + side.layout.key_words
-                slot[0] -= hash_[0]
-                hash_[0] = fs_hash_value(hash_[0] ^ value_of(side, values + i))
-                slot[0] += hash_[0]
-            elif not entry[0] & ROWS_MASK:
-                slot[0] += 1
-            entry[0] += 1
+                fs_order_beside(slot, entry, entry + 1 + side.layout.key_words, value_of(side, values + i))
+            else:
+                fs_distinct_beside(slot, entry)
 
 
 # A window of several parts

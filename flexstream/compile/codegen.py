@@ -54,18 +54,24 @@ class Pipeline:
         self.deciders = [by for _, _, by in found]
         self.key_words = (sum(key.size for key in self.stream.key_fields) + 7) // 8
         self.slots = sum(fold.slots for fold in self.folds)
+        self.beside = any(fold.has("SIDE") for fold in self.folds)
 
     @property
     def whole_key(self) -> Field | None:
-        """The key, when it is one integer: then a dense array can be."""
+        """The key, when it is one integer."""
         first, *others = self.stream.key_fields
         return first if not others and first.kind in _INTEGERS else None
+
+    @property
+    def can_be_dense(self) -> bool:
+        """Not with tables beside the pane's own, whose counts are in its entries alone."""
+        return self.whole_key is not None and not self.beside
 
     @property
     def can_be_hot(self) -> bool:
         """May a batch's rows be added up apart? Not where that could pass int64, and the sum in order does not; nor
         where the places would be large."""
-        if self.slots > MAX_HOT_SLOTS:
+        if self.slots > MAX_HOT_SLOTS or self.beside:
             return False
         pairs = zip(self.folds, self.arguments, strict=True)
         return all(not fold.has("OVERFLOWS") or (of is not None and self._is_narrow(of)) for fold, of in pairs)
@@ -96,7 +102,7 @@ class _Generator:
         self.stream = pipeline.stream
         self.row_bytes = self.stream.schema.row_bytes
         self.expressions = Expressions(self.stream)
-        self.dense = choices.dense and pipeline.whole_key is not None
+        self.dense = choices.dense and pipeline.can_be_dense
         self.masked = choices.masked and pipeline.can_mask
         self.stride = 8 * (1 + pipeline.key_words + pipeline.slots)
         self.dense_words = 1 + pipeline.slots
@@ -230,6 +236,9 @@ class _Generator:
             block.add("    hot_count = 0;")
         block.add("    const fs_pane_view held = pane;")
         block.add("    pane = other, other = held;")
+        if self.pipeline.beside:
+            block.add("    const fs_side_view *held_sides = sides;")
+            block.add("    sides = other_sides, other_sides = held_sides;")
         block.add("}")
 
     def find_entry(self, block: Block) -> None:
@@ -261,6 +270,20 @@ class _Generator:
             return
         self.find_entry(block)
         block.add(f"count = entry, slot = entry + {1 + self.pipeline.key_words};")
+
+    def find_beside(self, block: Block, values: list[tuple[str | None, str | None]]) -> None:
+        """Leaves `beside`: the row's entries in the side tables. All are found before anything is counted."""
+        words, number = self.pipeline.key_words, 0
+        if not self.pipeline.beside:
+            return
+        block.add(f"uint64_t *beside[FS_SIDES], word[{words + 1}];")
+        block.add(f"memcpy(word, key, {8 * words});")
+        for fold, (value, _) in zip(self.pipeline.folds, values, strict=True):
+            if fold.has("SIDE"):
+                block.add(f"word[{words}] = fs_word_of({value}, {int(fold.has('REAL'))});")
+                block.add(f"beside[{number}] = fs_find_beside(&sides[{number}], word, {words + 1});")
+                block.add(f"if (FS_RARE(!beside[{number}])) goto stop;")
+                number += 1
 
     def find_hot(self, block: Block) -> None:
         """Rows of the batch's hot key go to several places in turn: no row waits for the one before it."""
@@ -300,12 +323,16 @@ class _Generator:
 
     def fold(self, block: Block, values: list[tuple[str | None, str | None]], overflowed: str = "") -> None:
         block.add(f"*count += {'keep' if self.keeps else '1'};")
-        at = 0
+        at, number = 0, 0
         pipeline = self.pipeline
         for aggregate, fold, (value, by) in zip(pipeline.bound.aggregates, pipeline.folds, values, strict=True):
             block.add(f"/* {comment(aggregate.name)} = {aggregate.fn} */")
-            for line in update(fold, at, value, by, self.keeps, overflowed):
-                block.add(line)
+            if fold.has("SIDE"):
+                block.add(f"fs_distinct_beside(slot + {at}, beside[{number}]);")
+                number += 1
+            else:
+                for line in update(fold, at, value, by, self.keeps, overflowed):
+                    block.add(line)
             at += fold.slots
 
     def merge_function(self) -> list[str]:
@@ -398,6 +425,7 @@ class _Generator:
             self.find_hot(block)
         else:
             self.find(block)
+        self.find_beside(block, values)
         self.fold(block, values)
         block.add(f"kept += {'keep' if self.keeps else '1'};")
         return block.lines
@@ -405,6 +433,7 @@ class _Generator:
     def run_function(self) -> list[str]:
         """The loop; `masked` and `large` are constants wherever it is called."""
         known = self.known_rows() if self.in_runs else None
+        beside = self.pipeline.beside
         hot = ["    if (hot_count) overflow |= merge_hot(places, hot_count, hot_slot, view->empty);"]
         return [
             *(known.function() if known else []),
@@ -412,6 +441,7 @@ class _Generator:
             f"    fs_view *view{self.masked_parameter}{'' if self.dense else ', const int large'})",
             "{",
             "    fs_pane_view pane = view->pane[0], other = view->pane[1];",
+            *(["    const fs_side_view *sides = view->side[0], *other_sides = view->side[1];"] if beside else []),
             "    uint64_t kept = 0, overflow = 0, outside = 0, fresh = 0;",
             "    uint32_t i = 0;",
             *(self.hot_locals() if self.hot else []),

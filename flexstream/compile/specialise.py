@@ -39,13 +39,12 @@ class Shape:
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> Shape:
-        whole = pipeline.whole_key is not None
         return cls(
             tuple(_cost(predicate) for predicate in pipeline.ahead),
             pipeline.fold_cost,
             pipeline.can_mask,
             pipeline.can_be_hot,
-            8 * (1 + pipeline.slots) if whole else 0,
+            8 * (1 + pipeline.slots) if pipeline.can_be_dense else 0,
         )
 
 

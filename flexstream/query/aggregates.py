@@ -119,7 +119,7 @@ def function(name: str) -> Function:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Aggregate:
-    """A function over the rows of one key in one window: of `arg` (count has none), where `by` decides, if anything does."""
+    """A function over the rows of one key in one window. count has no `arg`; `by` decides of which row it is."""
 
     fn: str
     arg: Expr | None = None

@@ -16,7 +16,7 @@ SAFE_WHOLE = ("floor", "floormod", "if", *CALENDAR)
 
 def why_generic(bound: BoundQuery) -> str | None:
     """Why the query has no compiled variant; None: it has one."""
-    found = next((aggregate.fn for aggregate in bound.aggregates if aggregate.function.beside), None)
+    found = next((aggregate.fn for aggregate in bound.aggregates if aggregate.function.ordered), None)
     return None if found is None else f"{found} is not compiled yet: the generic variant runs the query"
 
 

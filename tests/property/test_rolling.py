@@ -62,7 +62,7 @@ def check(rnd):
             marks.append((at, watermark))
     everything = np.concatenate([batch for batch, _ in steps])
     oracle = run(query, everything, marks)
-    compile = rnd.choice(("off", "require")) if "exact" not in query.aggregates else "off"  # distinct is not compiled
+    compile = rnd.choice(("off", "require"))
     with fs.Engine(workers=workers, groups=groups, pin=False, compile=compile) as engine:
         engine.submit(query)
         for batch, watermark in steps:

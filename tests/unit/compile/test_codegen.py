@@ -40,7 +40,8 @@ WORDS = set(
         always_inline hash_key __builtin_prefetch FS_RARE
         reserved touched touched_limit dense base range off outside fresh count slot FS_USED FS_CACHED
         profile fs_profile passed fs_note_key hot_key hot_count hot_slot some_key is_hot places place p merge_hot int
-        fs_bits fs_row value by session sequence
+        fs_bits fs_row value by fs_side_view sides other_sides held_sides side beside word FS_SIDES
+        fs_word_of fs_find_beside fs_distinct_beside session sequence
         time key at entry memcpy memcmp INT64_C UINT64_C INT64_MIN FS_GOLDEN fs_view fs_pane_view
         fs_variant_run __builtin_add_overflow __builtin_sub_overflow __builtin_mul_overflow __builtin_fabs fs_real
         fs_eq fs_lt fs_hash_words fs_key_f32 fs_key_f64 0x1p63
@@ -368,6 +369,12 @@ static void check(int number, const variant_case *c) {
         view.pane[p].touched = touched[p];
         view.pane[p].touched_limit = TOUCHED;
     }
+    uint32_t side_used[2][FS_SIDES] = {{0}};
+    for (int s = 0; s < 2 * FS_SIDES; s++) {
+        fs_side_view *side = &view.side[s / FS_SIDES][s % FS_SIDES];
+        *side = (fs_side_view){calloc(CAPACITY, 8 * (c->words + 2)), CAPACITY - 1, FS_GOLDEN, CAPACITY, 58,
+                               CAPACITY / 2, &side_used[s / FS_SIDES][s % FS_SIDES]};
+    }
     view.empty = c->empty;
     view.profile = &profile;
     uint64_t finished = 0, filtered = 0, left = 0, calls = 0;
@@ -395,6 +402,7 @@ static void check(int number, const variant_case *c) {
         free(view.pane[p].entries), free(view.pane[p].dense);
     }
     if (counted != finished - filtered) abort();
+    for (int s = 0; s < 2 * FS_SIDES; s++) free(view.side[s / FS_SIDES][s % FS_SIDES].entries);
     free(rows);
 }
 """
@@ -474,12 +482,13 @@ def test_the_sanitizers_have_nothing_to_report(tmp_path):
         whole.query("q").window(fs.tumbling("1000s")).agg(d=fs.approx_distinct("y"), l=fs.last(col("x") > 1)),
         masked.window(fs.tumbling("99s")).agg(a=fs.min_by("x", "y"), b=fs.max_by("y", "x"), c=fs.bool_or(col("x") > 1)),
         whole.query("q").window(fs.tumbling("99s")).agg(a=fs.max_by("y", "y"), b=fs.min_by("x", "t")),
+        masked.window(fs.tumbling("99s")).agg(a=fs.distinct(col("x") % 5), n=fs.count(), b=fs.distinct(col("y") > 1)),
         tiny.query("q").window(fs.tumbling("1000s")).agg(n=fs.count()),
         huge.query("q").filter(col("pad") != b"x").window(fs.tumbling("1000s")).agg(n=fs.count(), a=fs.sum("x")),
     ]
     calls, variants = [], variants_of(*queries, most=1)
-    variants += [(query, list(choices_of(query, i))[1 + i % 8]) for i, query in enumerate(queries[:-7])][::2]
-    variants += [(query, choices) for query in queries[-7:] for choices in list(choices_of(query))[1:]]
+    variants += [(query, list(choices_of(query, i))[1 + i % 8]) for i, query in enumerate(queries[:-8])][::2]
+    variants += [(query, choices) for query in queries[-8:] for choices in list(choices_of(query))[1:]]
     for i, (query, _) in enumerate(variants):
         n = 1200
         (tmp_path / f"rows{i}").write_bytes(hostile_rows(query, n, i))

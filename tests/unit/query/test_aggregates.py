@@ -172,7 +172,8 @@ def test_what_sketches_keep_of_a_key_has_a_limit():
 # -- distinct
 
 
-def test_distinct_counts_each_value_once_in_every_window():
+@both
+def test_distinct_counts_each_value_once_in_every_window(compile):
     query = query_of(
         fs.sliding("10s", every="2s"), n=fs.count(), x=fs.distinct("x"), y=fs.distinct("y"), ok=fs.distinct("ok")
     )
@@ -181,7 +182,7 @@ def test_distinct_counts_each_value_once_in_every_window():
     rows["y"] = rng.choice([0.0, -0.0, np.nan, -np.nan, 1.5, np.inf], 4000)
     rows["ok"] = rows["x"] % 2 == 0
     expected = {(window, *key): values for (window, key), values in run(query, rows).windows.items()}
-    found = results(query, *np.array_split(rows, 13))
+    found = results(query, *np.array_split(rows, 13), compile=compile)
     assert len(found) == len(expected)
     for row in found:
         start = int(row["window_start"].timestamp() * 1000)
@@ -199,10 +200,11 @@ def test_distinct_of_late_rows_revises_the_count():
     assert [(row["x"], row["revision"]) for row in found] == [(2, 0), (3, 1)]
 
 
+@both
 @pytest.mark.parametrize(
     ("keys", "values", "panes", "memory"), [(40, 10**9, 2, 6 << 20), (12_000, 12_000, 3, 10 << 20)]
 )
-def test_distinct_is_exact_where_there_is_no_memory_to_merge_in(keys, values, panes, memory):
+def test_distinct_is_exact_where_there_is_no_memory_to_merge_in(keys, values, panes, memory, compile):
     """The panes fit, and a table of all their values does not; in the second case nor does one of all keys."""
     n = 12_000
     query = query_of(fs.sliding(f"{panes}s", every="1s"), n=fs.count(), x=fs.distinct("x"))
@@ -210,17 +212,18 @@ def test_distinct_is_exact_where_there_is_no_memory_to_merge_in(keys, values, pa
         rows_of(n, t=1000 * p, k=np.arange(n) % keys, x=(n // 2 * p + np.arange(n)) % values) for p in range(panes)
     ]
     expected = {(window, *key): found for (window, key), found in run(query, np.concatenate(parts)).windows.items()}
-    found = results(query, *parts, groups=1, state_memory_bytes=memory)
+    found = results(query, *parts, groups=1, state_memory_bytes=memory, compile=compile)
     assert len(found) == len(expected)
     for row in found:
         start = int(row["window_start"].timestamp() * 1000)
         assert {name: row[name] for name in query.aggregates} == expected[start, row["k"]]
 
 
-def test_rows_for_whose_values_there_is_no_room_are_rejected_and_counted():
+@both
+def test_rows_for_whose_values_there_is_no_room_are_rejected_and_counted(compile):
     query = query_of(n=fs.count(), x=fs.distinct("x"), y=fs.distinct("y"))
     rows = rows_of(100_000, k=np.arange(100_000) % 3, x=np.arange(100_000), y=np.arange(100_000) % 7)
-    with fs.Engine(groups=4, pin=False, state_memory_bytes=2 << 20) as engine:
+    with fs.Engine(groups=4, pin=False, state_memory_bytes=2 << 20, compile=compile) as engine:
         engine.submit(query)
         engine.feed("s", rows, watermark=False)
         engine.finish(timeout=FINISH_S)
@@ -231,19 +234,32 @@ def test_rows_for_whose_values_there_is_no_room_are_rejected_and_counted():
     assert all(row["x"] == row["n"] and row["y"] == 7 for row in found)
 
 
-def test_distinct_says_that_it_is_not_compiled():
-    query = query_of(x=fs.distinct("x"))
-    assert "distinct is not compiled yet" in query.explain()
-    assert "distinct is not compiled yet" in query.explain("optimised")
-    assert "distinct is not compiled yet" in query.explain("code")
+def test_compiled_code_looks_values_up_itself():
+    query = query_of(x=fs.distinct("x"), y=fs.distinct("y"), n=fs.count())
+    rows = rows_of(50_000, k=np.arange(50_000) % 3, x=np.arange(50_000) % 101, y=np.arange(50_000) % 7)
+    with fs.Engine(groups=4, pin=False, compile="require") as engine:
+        engine.submit(query)
+        engine.feed("s", rows, watermark=False)
+        engine.finish(timeout=FINISH_S)
+        said = engine.status()["queries"]["q"]
+        found = [row for batch in engine.results("q") for row in batch.to_pylist()]
+    assert [(row["x"], row["y"]) for row in found] == [(101, 7)] * 3
+    assert said["compiled_rows"] > 40_000
+
+
+def test_order_hash_says_that_it_is_not_compiled():
+    query = query_of(x=fs.order_hash("x"))
+    assert "order_hash is not compiled yet" in query.explain()
+    assert "order_hash is not compiled yet" in query.explain("optimised")
+    assert "order_hash is not compiled yet" in query.explain("code")
     with fs.Engine(groups=4, pin=False, compile="auto") as engine:
         engine.submit(query)
         said = engine.status()["queries"]["q"]
     assert said["variant"] == "generic"
-    assert "distinct is not compiled yet" in said["variant_reason"]
+    assert "order_hash is not compiled yet" in said["variant_reason"]
     with (
         fs.Engine(groups=4, pin=False, compile="require") as engine,
-        pytest.raises(fs.EngineError, match="distinct is not compiled yet"),
+        pytest.raises(fs.EngineError, match="order_hash is not compiled yet"),
     ):
         engine.submit(query)
 

@@ -81,7 +81,7 @@ cdef class Placement:
     # -- flags
 
     def publish(self, set_, clear):
-        """A copy of the flags with these groups set and cleared. Returns its version, to wait for with `passed`."""
+        """A copy of the flags with these groups set and cleared. Returns its version, to wait for with `grace`."""
         cdef Flags *old = <Flags *> <void *> self.shared.flags
         cdef Flags *new = <Flags *> zeroed(sizeof(Flags) + self.shared.groups)
         memcpy(new, old, sizeof(Flags) + self.shared.groups)

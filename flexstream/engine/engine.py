@@ -171,7 +171,7 @@ class Engine:
         bound = optimise(query.bound())
         lowered = lower(bound)
         registry = self._registry
-        with self.mover.without_splits(), registry.lock:
+        with self.collector.reading_on(), self.mover.without_splits(), registry.lock:
             registry.check_open()
             if query.name in registry.queries:
                 raise EngineError(
@@ -222,7 +222,7 @@ class Engine:
         for state in registry.query(name).states:
             state.cancel()  # first: what is ordered below waits for the workers, and so for what they are firing
         self.staging.query_gone(name)
-        with self.mover.without_splits(), registry.lock:
+        with self.collector.reading_on(), self.mover.without_splits(), registry.lock:
             registry.check_open()
             running = registry.query(name)
             del registry.queries[name]

@@ -7,7 +7,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ log = logging.getLogger("flexstream.collector")
 
 MAX_HELD_BYTES = 64 << 20  # of results that a log refused, before workers feel it
 RETRY_S = 0.2
+MOST_REPORTS = 256  # of a worker at a time
+MOST_AHEAD = 16_384  # reports read while a callback waits: a few hundred megabytes at the very most
+AHEAD_S = 0.001
 LATENCIES_KEPT = 100_000
 MOST_LATENCY_NS = 24 * 3600 * 10**9  # a marker's time is the sender's word: beyond that it tells nothing
 
@@ -83,6 +87,7 @@ class Collector(threading.Thread):
         self._handlers: dict[str, Callable[..., None]] = {}
         self._results: dict[int, ResultWriter] = {}
         self._late: dict[int, ResultWriter] = {}
+        self._ahead: deque[tuple[int, list[tuple[Any, ...]]]] = deque()  # read already: (worker, its reports)
         self._stopping = threading.Event()
         self.latencies = Latencies()
         self.failure: BaseException | None = None
@@ -151,21 +156,51 @@ class Collector(threading.Thread):
         """One round over the workers; blocks of a query that came together become one batch."""
         count = 0
         for worker in self._workers:
-            reports = worker.reports(256)
-            count += len(reports)
-            pending: dict[tuple[str, int], list[bytes]] = {}
-            for report in reports:
-                kind = report[0]
-                if kind in ("results", "late"):
-                    pending.setdefault((kind, report[1]), []).append(report[2])
-                    continue
-                self._write(pending)
-                if kind == "marker":
-                    self.latencies.add(time.time_ns() - report[2])
-                elif kind in self._handlers:
-                    self._handlers[kind](worker.index, *report[1:])
-            self._write(pending)
+            self._ahead.append((worker.index, worker.reports(MOST_REPORTS)))
+            while self._ahead:
+                index, reports = self._ahead.popleft()
+                count += len(reports)
+                self._work_through(index, reports)
         return count
+
+    def _work_through(self, worker: int, reports: list[tuple[Any, ...]]) -> None:
+        pending: dict[tuple[str, int], list[bytes]] = {}
+        for report in reports:
+            kind = report[0]
+            if kind in ("results", "late"):
+                pending.setdefault((kind, report[1]), []).append(report[2])
+                continue
+            self._write(pending)
+            if kind == "marker":
+                self.latencies.add(time.time_ns() - report[2])
+            elif kind in self._handlers:
+                self._handlers[kind](worker, *report[1:])
+        self._write(pending)
+
+    @contextmanager
+    def reading_on(self) -> Iterator[None]:
+        """Around what waits for workers. In a callback they may wait for the collector, which would wait for itself:
+        another thread reads on meanwhile. What it reads is worked through in its order, after the callback.
+        """
+        if threading.current_thread() is not self:
+            yield
+            return
+        enough = threading.Event()
+        reader = threading.Thread(target=self._read_ahead, args=(enough,), name="fs-reading-on", daemon=True)
+        reader.start()
+        try:
+            yield
+        finally:
+            enough.set()
+            reader.join()
+
+    def _read_ahead(self, enough: threading.Event) -> None:
+        while not enough.wait(AHEAD_S):
+            if sum(len(reports) for _, reports in self._ahead) >= MOST_AHEAD:
+                continue
+            for worker in self._workers:
+                if reports := worker.reports(MOST_REPORTS):
+                    self._ahead.append((worker.index, reports))
 
     def _write(self, pending: dict[tuple[str, int], list[bytes]]) -> None:
         for (kind, query_id), parts in pending.items():

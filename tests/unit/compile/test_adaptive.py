@@ -240,7 +240,7 @@ def test_the_history_is_bounded_and_keeps_how_it_began():
 def test_a_real_engine_finds_a_dense_array_follows_the_keys_and_loses_no_row(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXSTREAM_CACHE", str(tmp_path))
     monkeypatch.setattr(
-        "flexstream.engine.engine.Variants",
+        "flexstream.engine.wiring.Variants",
         partial(Variants, pace=Pace(first_rows=1000, timed_rows=100, measurements=2, worse=0.0)),
     )
     query = STREAM.query("q").filter(col("x") >= 0).window(fs.tumbling("10s")).agg(n=fs.count(), total=fs.sum("y"))

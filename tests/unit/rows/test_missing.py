@@ -150,7 +150,7 @@ def test_a_column_that_is_not_there_or_there_twice_is_named(tmp_path):
         list(read_file(lines, LARGE))
     table = tmp_path / "rows.csv"
     table.write_text("t,k,k,u\n1000,3,4,1\n")
-    with pytest.raises(fs.SchemaError, match="several columns called k"):
+    with pytest.raises(fs.SchemaError, match="several columns are called k"):
         list(read_file(table, LARGE))
 
 

@@ -398,9 +398,6 @@ class Engine:
         """The worker of each group."""
         return list(self._parts.placement.owners())
 
-    def nic_facts(self) -> dict[str, Any]:
-        return self.nic.describe()
-
     def status(self) -> dict[str, Any]:
         """Everything that there is to know, as plain data (docs/operations.md)."""
         return engine_status(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -259,7 +258,3 @@ def _fields(
     ask: Callable[[str, Callable[[], tuple[str, ...]]], tuple[str, ...] | None], way: RssTransport, flow: str
 ) -> tuple[str, ...] | None:
     return ask(f"hash fields of {flow}", lambda: way.ioctl.hash_fields(flow))
-
-
-def is_gone(error: BaseException) -> bool:
-    return getattr(error, "errno", None) == errno.ENODEV or getattr(error, "error", None) == errno.ENODEV

@@ -2,7 +2,7 @@
 """Keyed state as other systems move it, in place of the engine's own: for benchmarks.skew alone.
 
 The engine runs as it is: sockets, decoder, program, markers, and moves of sockets. Only where counts are kept is
-replaced, through `Query.kernel`. A cell holds one key of one window; a table belongs to (group, worker).
+replaced, through `Input.kernel`. A cell holds one key of one window; a table belongs to (group, worker).
 
 Fetching (after Meces): a group's rows go to the new worker at once; there every row locks its key's cell, and a key
 that is not here yet is fetched from the old worker's table under that key's lock. The old worker hands over what
@@ -18,7 +18,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from flexstream.cython_ext.includes.native cimport fs_count, fs_i64, fs_load_acquire, fs_now_ns, fs_store_release
-from flexstream.cython_ext.operators.panes cimport STEP_DONE, STEP_WAIT, Context, PaneSet, Query, Step
+from flexstream.cython_ext.operators.graph cimport STEP_DONE, STEP_WAIT, Context, Input, Operator, Step
+from flexstream.cython_ext.operators.pane cimport PaneSet
 from flexstream.cython_ext.expressions.program cimport program_run
 from flexstream.cython_ext.operators.queries cimport QueryState
 
@@ -74,7 +75,7 @@ cdef struct Store:
     uint32_t workers
     uint64_t capacity
     int64_t first_window
-    Query *query[MAX_WORKERS]
+    Operator *op[MAX_WORKERS]
     Group *group
     uint64_t paused
     uint64_t locked[MAX_WORKERS]  # rows counted under a lock
@@ -169,18 +170,19 @@ cdef void hand_over_some(uint32_t worker) noexcept nogil:
                     return
 
 
-cdef inline uint32_t worker_of(const Query *query) noexcept nogil:
+cdef inline uint32_t worker_of(const Operator *op) noexcept nogil:
     cdef uint32_t worker = 0
-    while store.query[worker] != query:
+    while store.op[worker] != op:
         worker += 1
     return worker
 
 
-cdef Step store_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
+cdef Step store_kernel(Input *input, Context *context, PaneSet *panes, const unsigned char *rows,
                        uint32_t n) noexcept nogil:
     """The program as ever, then counts into the store. STEP_WAIT while workers are to rest."""
-    cdef uint32_t worker = worker_of(query)
-    cdef Group *group = &store.group[panes - query.sets]
+    cdef Operator *op = input.op
+    cdef uint32_t worker = worker_of(op)
+    cdef Group *group = &store.group[panes - op.sets]
     cdef Table *table = group.table[worker]
     cdef Cell *cell
     cdef const unsigned char *row
@@ -192,17 +194,17 @@ cdef Step store_kernel(Query *query, Context *context, PaneSet *panes, const uns
     context.done = 0
     if fs_load_acquire(&store.paused):
         return STEP_WAIT
-    m = program_run(query.program, rows, n, context.scratch)
+    m = program_run(input.program, rows, n, context.scratch)
     old = fs_load_acquire(&group.fetching)
     if old and old != worker + 1 and not fs_load_acquire(&group.given):
         fs_store_release(&group.given, 1)       # its rows are here, so the old worker has swept it
     for i in range(m):
-        row = rows + <size_t> context.scratch.selected[i] * query.row_bytes
-        time = fs_i64(row + query.time_offset)
-        if window == 0 or time < start or time >= start + query.windower.pane:
-            start = time // query.windower.pane * query.windower.pane
-            window = <uint64_t> (start // query.windower.pane - store.first_window + 1) << 40
-        cell = find(table, window | (<uint64_t> fs_i64(row + query.layout.key[0].offset) + 1))
+        row = rows + <size_t> context.scratch.selected[i] * input.row_bytes
+        time = fs_i64(row + input.time_offset)
+        if window == 0 or time < start or time >= start + op.windower.pane:
+            start = time // op.windower.pane * op.windower.pane
+            window = <uint64_t> (start // op.windower.pane - store.first_window + 1) << 40
+        cell = find(table, window | (<uint64_t> fs_i64(row + op.layout.key[0].offset) + 1))
         if old == 0 or old == worker + 1:
             cell.count += 1
             continue
@@ -213,8 +215,8 @@ cdef Step store_kernel(Query *query, Context *context, PaneSet *panes, const uns
         fetching_unlock(&cell.lock)
     if old and old != worker + 1:
         fs_count(&store.locked[worker], m)
-    fs_count(&query.counters.rows, n)
-    fs_count(&query.counters.filtered, n - m)
+    fs_count(&input.counters.rows, n)
+    fs_count(&input.counters.filtered, n - m)
     if fs_load_acquire(&store.n_fetching):
         hand_over_some(worker)
     return STEP_DONE
@@ -270,9 +272,9 @@ def install(list states, list placement, uint64_t cells_per_group, int64_t first
     store.n_spares = store.groups
     for w, one in enumerate(states):
         state = one
-        store.query[<int> w] = state.query
-        store.first_window = first_time // state.query.windower.pane
-        state.query.kernel = store_kernel
+        store.op[<int> w] = state.op
+        store.first_window = first_time // state.op.windower.pane
+        state.input.kernel = store_kernel
 
 
 def begin_fetching(moves):

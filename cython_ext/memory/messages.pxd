@@ -3,8 +3,8 @@
 
 cdef enum Order:                  # Python -> worker, on the mailbox; what must stay behind fed rows, on `feeds`
     ADD_STREAM = 1                # ptr: StreamState
-    ADD_QUERY = 2                 # stream; ptr: Query
-    DROP_QUERY = 3                # stream; ptr: Query -> QUERY_GONE
+    ADD_QUERY = 2                 # ptr: Operator, with its inputs
+    DROP_QUERY = 3                # ptr: Operator -> QUERY_GONE
     ADD_CONNECTION = 4            # ptr: Connection
     REGISTER_SESSION = 5          # stream, slot; value: the session's number, higher than any before
     SESSION_WATERMARK = 6         # stream, slot, value; ptr: bitmap of groups it does not speak for, or NULL -> GIVEN_BACK
@@ -19,7 +19,7 @@ cdef enum Order:                  # Python -> worker, on the mailbox; what must 
     ADVANCE = 15                  # group: what was deferred may go on
     LEND = 16                     # ptr: Loan, to the owner: let another worker serve some connections of the group
     RECALL = 17                   # ptr: Loan, to the borrower: give them back
-    CLOSE_WINDOWS = 18            # stream; tag: query id; value: windows up to this end have fired in some group
+    CLOSE_WINDOWS = 18            # tag: operator id; value: windows up to this end have fired in some group
     KNOCK = 19                    # nothing to do: that it is taken is what somebody wants to know
 
 
@@ -38,7 +38,7 @@ cdef enum Report:                 # worker -> Python, on the out ring
     MARKER_SEEN = 3               # value: the marker's time stamp
     CONNECTION_CLOSED = 4         # ptr: Connection; value: why
     SESSION_DONE = 5              # stream, slot; value: in so many more groups the session has ended and all has fired
-    QUERY_GONE = 6                # ptr: Query
+    QUERY_GONE = 6                # ptr: Operator
     GIVEN_BACK = 7                # ptr: memory that Python lent with an order
     PONG = 8                      # tag
     SESSION_AWAKE = 9             # stream, slot: an idle session sent something

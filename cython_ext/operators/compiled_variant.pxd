@@ -2,7 +2,8 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from flexstream.cython_ext.operators.panes cimport Context, PaneSet, Query, Step, fs_profile
+from flexstream.cython_ext.operators.graph cimport Context, Input, Step, fs_profile
+from flexstream.cython_ext.operators.pane cimport PaneSet
 
 
 cdef extern from "flexstream_abi.h" nogil:
@@ -50,5 +51,5 @@ cdef extern from "flexstream_abi.h" nogil:
     ctypedef uint32_t (*fs_variant)(const unsigned char *rows, uint32_t n, fs_view *view) noexcept nogil
 
 
-cdef Step variant_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
+cdef Step variant_kernel(Input *input, Context *context, PaneSet *panes, const unsigned char *rows,
                          uint32_t n) noexcept nogil

@@ -10,7 +10,8 @@ so what a key's entry says of them matters only when the pane is one again. Noth
 from libc.stdint cimport uint32_t
 
 from flexstream.cython_ext.memory.arena cimport Arena
-from flexstream.cython_ext.operators.panes cimport Pane, PaneSet, Query
+from flexstream.cython_ext.operators.graph cimport Operator
+from flexstream.cython_ext.operators.pane cimport Pane, PaneSet
 
-cdef bint fold_slice(Query *query, Arena *arena) noexcept nogil
-cdef void rest(Query *query, Arena *arena) noexcept nogil
+cdef bint fold_slice(Operator *op, Arena *arena) noexcept nogil
+cdef void rest(Operator *op, Arena *arena) noexcept nogil

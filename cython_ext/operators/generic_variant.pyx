@@ -7,9 +7,9 @@ from flexstream.cython_ext.memory.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT
 from flexstream.cython_ext.memory.blocks cimport Block, block_rows
 from flexstream.cython_ext.operators.dense_pane cimport dense_settle_all
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_i64, fs_store_relaxed
-from flexstream.cython_ext.operators.panes cimport (
-    STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, mark_dirty, pane_get, pane_position,
-)
+from flexstream.cython_ext.operators.graph cimport STEP_DONE, STEP_WAIT, Context, Input, Operator, Step
+from flexstream.cython_ext.operators.pane cimport Pane, PaneSet
+from flexstream.cython_ext.operators.panes cimport mark_dirty, pane_get, pane_position
 from flexstream.cython_ext.operators.table cimport DIRTY_BIT, Origin, pack_keys, table_apply, table_locate
 from flexstream.cython_ext.expressions.program cimport BATCH, Scratch, drop_bad, program_run
 from flexstream.cython_ext.operators.rolling cimport rolling_forget
@@ -17,15 +17,15 @@ from flexstream.cython_ext.operators.side_tables cimport sides_apply, sides_loca
 from flexstream.cython_ext.operators.windower cimport first_end, pane_end, pane_of, revises
 
 
-cdef void write_late(Query *query, Context *context, const unsigned char *rows, uint32_t n_late,
+cdef void write_late(Input *input, Context *context, const unsigned char *rows, uint32_t n_late,
                      int64_t watermark) noexcept nogil:
     cdef Scratch *scratch = context.scratch
-    cdef Block *block = query.late.open
+    cdef Block *block = input.late.open
     cdef unsigned char *out = block_rows(block) + <size_t> block.rows * block.row_bytes
     cdef uint32_t i
     for i in range(n_late):
-        memcpy(out, rows + <size_t> scratch.late[i] * query.row_bytes, query.row_bytes)
-        memcpy(out + query.row_bytes, &watermark, 8)
+        memcpy(out, rows + <size_t> scratch.late[i] * input.row_bytes, input.row_bytes)
+        memcpy(out + input.row_bytes, &watermark, 8)
         out += block.row_bytes
     block.rows += n_late
 
@@ -57,7 +57,7 @@ cdef uint32_t drop_homeless(Scratch *scratch, uint32_t m, uint32_t n_registers, 
     return drop_bad(scratch, m, n_registers)
 
 
-cdef ArenaStatus locate_across_panes(Query *query, Context *context, PaneSet *panes, uint32_t m) noexcept nogil:
+cdef ArenaStatus locate_across_panes(Operator *op, Context *context, PaneSet *panes, uint32_t m) noexcept nogil:
     """Entries for rows that fall in several panes: one pass for each pane that the batch touches."""
     cdef Scratch *scratch = context.scratch
     cdef ArenaStatus status
@@ -69,20 +69,20 @@ cdef ArenaStatus locate_across_panes(Query *query, Context *context, PaneSet *pa
     for i in range(m):
         scratch.todo[i] = i
     while left:
-        start = pane_of(&query.windower, scratch.time[scratch.todo[0]])
+        start = pane_of(&op.windower, scratch.time[scratch.todo[0]])
         n = 0
         kept = 0
         for i in range(left):
-            if start <= scratch.time[scratch.todo[i]] < pane_end(&query.windower, start):
+            if start <= scratch.time[scratch.todo[i]] < pane_end(&op.windower, start):
                 scratch.which[n] = scratch.todo[i]
                 n += 1
             else:
                 scratch.todo[kept] = scratch.todo[i]
                 kept += 1
         left = kept
-        status = pane_get(query, context, panes, start, &pane)
+        status = pane_get(op, context, panes, start, &pane)
         if status == ARENA_OK:
-            status = table_locate(&pane.table, &query.layout, scratch.keys, scratch.which, n, scratch.entry,
+            status = table_locate(&pane.table, &op.layout, scratch.keys, scratch.which, n, scratch.entry,
                                   context.arena)
         elif status == ARENA_FULL:
             for i in range(n):
@@ -94,45 +94,46 @@ cdef ArenaStatus locate_across_panes(Query *query, Context *context, PaneSet *pa
     return worst
 
 
-cdef ArenaStatus locate(Query *query, Context *context, PaneSet *panes, uint32_t m, int64_t earliest,
+cdef ArenaStatus locate(Operator *op, Context *context, PaneSet *panes, uint32_t m, int64_t earliest,
                         int64_t latest) noexcept nogil:
     cdef Scratch *scratch = context.scratch
     cdef Pane *pane = panes.recent
     cdef int64_t start
     cdef ArenaStatus status
     cdef uint32_t i
-    if pane == NULL or earliest < pane.start or latest >= pane_end(&query.windower, pane.start):
-        start = pane_of(&query.windower, earliest)
-        if latest >= pane_end(&query.windower, start):
-            return locate_across_panes(query, context, panes, m)
-        status = pane_get(query, context, panes, start, &pane)
+    if pane == NULL or earliest < pane.start or latest >= pane_end(&op.windower, pane.start):
+        start = pane_of(&op.windower, earliest)
+        if latest >= pane_end(&op.windower, start):
+            return locate_across_panes(op, context, panes, m)
+        status = pane_get(op, context, panes, start, &pane)
         if status == ARENA_FULL:
             for i in range(m):
                 scratch.entry[i] = NULL
         if status != ARENA_OK:
             return status
-    return table_locate(&pane.table, &query.layout, scratch.keys, NULL, m, scratch.entry, context.arena)
+    return table_locate(&pane.table, &op.layout, scratch.keys, NULL, m, scratch.entry, context.arena)
 
 
-cdef void mark_revisions(Query *query, PaneSet *panes, Scratch *scratch, uint32_t m) noexcept nogil:
+cdef void mark_revisions(Operator *op, PaneSet *panes, Scratch *scratch, uint32_t m) noexcept nogil:
     """Entries that changed after a window of theirs had fired."""
     cdef uint32_t i
     cdef int64_t start
     for i in range(m):
-        start = pane_of(&query.windower, scratch.time[i])
-        if first_end(&query.windower, start) <= panes.fired_until:
+        start = pane_of(&op.windower, scratch.time[i])
+        if first_end(&op.windower, start) <= panes.fired_until:
             (<uint64_t *> scratch.entry[i])[0] |= DIRTY_BIT
             mark_dirty(panes, panes.panes[pane_position(panes, start)])
 
 
-cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
+cdef Step generic_kernel(Input *input, Context *context, PaneSet *panes, const unsigned char *rows,
                          uint32_t n) noexcept nogil:
     """One batch of one group. STEP_WAIT: nothing was counted; call again with the same rows.
 
     Assumes: n <= BATCH, and the late output's open block has room for n rows.
     """
+    cdef Operator *op = input.op
     cdef Scratch *scratch = context.scratch
-    cdef uint32_t n_registers = query.program.n_registers
+    cdef uint32_t n_registers = input.program.n_registers
     cdef uint32_t m, passed, n_late, i, in_time, homed
     cdef uint32_t n_future = 0
     cdef int64_t earliest = INT64_MAX
@@ -140,15 +141,15 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
     cdef int64_t t
     cdef ArenaStatus status, beside
     cdef Origin origin
-    cdef const unsigned char *times = rows + query.time_offset
-    if query.failed:
-        fs_count(&query.counters.rows, n)
-        fs_count(&query.counters.after_failure, n)
+    cdef const unsigned char *times = rows + input.time_offset
+    if op.failed:
+        fs_count(&input.counters.rows, n)
+        fs_count(&input.counters.after_failure, n)
         return STEP_DONE
-    m = program_run(query.program, rows, n, scratch)
+    m = program_run(input.program, rows, n, scratch)
     passed = m
     for i in range(m):
-        t = fs_i64(times + <size_t> scratch.selected[i] * query.row_bytes)
+        t = fs_i64(times + <size_t> scratch.selected[i] * input.row_bytes)
         scratch.time[i] = t
         earliest = t if t < earliest else earliest
         latest = t if t > latest else latest
@@ -170,37 +171,37 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
     homed = m
     if m:
         if earliest < panes.rolled_until:
-            rolling_forget(query, context.arena, panes)
-        pack_keys(&query.layout, rows, query.row_bytes, scratch.selected, m, scratch.keys)
-        status = locate(query, context, panes, m, earliest, latest)
-        if status == ARENA_FULL and dense_settle_all(query, context.arena, panes):
-            status = locate(query, context, panes, m, earliest, latest)     # keys that only a front had are there now
-        if status != ARENA_WAIT and query.n_sides:
-            beside = sides_locate(query, context, panes, m)
+            rolling_forget(op, context.arena, panes)
+        pack_keys(&op.layout, rows, input.row_bytes, scratch.selected, m, scratch.keys)
+        status = locate(op, context, panes, m, earliest, latest)
+        if status == ARENA_FULL and dense_settle_all(op, context.arena, panes):
+            status = locate(op, context, panes, m, earliest, latest)     # keys that only a front had are there now
+        if status != ARENA_WAIT and op.n_sides:
+            beside = sides_locate(op, context, panes, m)
             status = status if beside == ARENA_OK else beside
         if status == ARENA_WAIT:
             return STEP_WAIT
         if status == ARENA_FULL:
-            homed = drop_homeless(scratch, m, n_registers, query.n_sides)
+            homed = drop_homeless(scratch, m, n_registers, op.n_sides)
         origin.time = scratch.time
         origin.selected = scratch.selected
         origin.session = context.session
         origin.sequence = context.sequence + context.batch_from + context.late_from
-        if table_apply(&query.layout, scratch.registers, BATCH, homed, scratch.entry, &origin):
-            fs_store_relaxed(&query.failed, 1)
-        if query.n_sides:
-            sides_apply(query, context, homed)
-        if revises(&query.windower) and earliest < panes.fired_until:
-            mark_revisions(query, panes, scratch, homed)
+        if table_apply(&op.layout, scratch.registers, BATCH, homed, scratch.entry, &origin):
+            fs_store_relaxed(&op.failed, 1)
+        if op.n_sides:
+            sides_apply(op, context, homed)
+        if revises(&op.windower) and earliest < panes.fired_until:
+            mark_revisions(op, panes, scratch, homed)
     if n_late:
-        write_late(query, context, rows, n_late, panes.watermark)
-        fs_count(&query.counters.late, n_late)
-    fs_count(&query.counters.rows, n)
-    fs_count(&query.counters.filtered, n - passed - scratch.bad_total)
+        write_late(input, context, rows, n_late, panes.watermark)
+        fs_count(&input.counters.late, n_late)
+    fs_count(&input.counters.rows, n)
+    fs_count(&input.counters.filtered, n - passed - scratch.bad_total)
     if scratch.bad_total:
         for i in range(1, 4):
-            fs_count(&query.counters.no_value[i], scratch.bad_by_reason[i])
-    fs_count(&query.counters.time_range, passed - in_time - n_future)
-    fs_count(&query.counters.future, n_future)
-    fs_count(&query.counters.state_full, m - homed)
+            fs_count(&input.counters.no_value[i], scratch.bad_by_reason[i])
+    fs_count(&input.counters.time_range, passed - in_time - n_future)
+    fs_count(&input.counters.future, n_future)
+    fs_count(&input.counters.state_full, m - homed)
     return STEP_DONE

@@ -4,14 +4,11 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove, memset
 
 from flexstream.cython_ext.memory.arena cimport ARENA_FULL, ARENA_OK, Arena, ArenaStatus, arena_alloc, arena_release
-from flexstream.cython_ext.memory.blocks cimport Block, Output, output_block
 from flexstream.cython_ext.operators.dense_pane cimport dense_release, dense_settle
 from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed
-from flexstream.cython_ext.memory.messages cimport LATE_BLOCK, RESULT_BLOCK
 from flexstream.cython_ext.operators.table cimport (
     ROWS_MASK, Table, entry_merge, keys_within, table_destroy, table_init, table_locate, table_room,
 )
-from flexstream.cython_ext.memory.ring cimport Message, ring_push
 from flexstream.cython_ext.operators.rolling cimport rolling_forget, rolling_release
 from flexstream.cython_ext.operators.side_tables cimport sides_drop, sides_release
 from flexstream.cython_ext.operators.windower cimport end_after, first_end, is_one_pane, open_from
@@ -35,10 +32,10 @@ cdef void panes_reset(PaneSet *panes) noexcept nogil:
     panes.rolled_until = INT64_MIN
 
 
-cdef void query_init(Query *query) noexcept nogil:
+cdef void operator_init(Operator *op) noexcept nogil:
     cdef uint32_t g
-    for g in range(query.groups):
-        panes_reset(&query.sets[g])
+    for g in range(op.groups):
+        panes_reset(&op.sets[g])
 
 
 cdef uint32_t pane_position(const PaneSet *panes, int64_t start) noexcept nogil:
@@ -61,17 +58,17 @@ cdef inline void use_pane(PaneSet *panes, Pane *pane) noexcept nogil:
         panes.recent = pane
 
 
-cdef inline uint32_t least_capacity(const Query *query) noexcept nogil:
-    return FIRST_WIDE if query.layout.stride > WIDE else FIRST_CAPACITY
+cdef inline uint32_t least_capacity(const Operator *op) noexcept nogil:
+    return FIRST_WIDE if op.layout.stride > WIDE else FIRST_CAPACITY
 
 
-cdef uint32_t expected_capacity(const Query *query, const PaneSet *panes) noexcept nogil:
+cdef uint32_t expected_capacity(const Operator *op, const PaneSet *panes) noexcept nogil:
     """As many keys as the pane before it has now: growing step by step would cost more than the memory."""
-    cdef uint32_t capacity = least_capacity(query)
+    cdef uint32_t capacity = least_capacity(op)
     cdef uint32_t keys = panes.usual_keys
     if panes.recent != NULL and panes.recent.table.used + panes.recent.table.reserved > keys:
         keys = panes.recent.table.used + panes.recent.table.reserved
-    while keys_within(capacity, capacity * query.layout.stride, is_one_pane(&query.windower)) < keys \
+    while keys_within(capacity, capacity * op.layout.stride, is_one_pane(&op.windower)) < keys \
             and capacity < MOST_EXPECTED:
         capacity *= 2
     return capacity
@@ -142,7 +139,7 @@ cdef void list_release(Arena *arena, PaneSet *panes) noexcept nogil:
 # Panes come and go
 
 
-cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_t start, Pane **out) noexcept nogil:
+cdef ArenaStatus pane_get(Operator *op, Context *context, PaneSet *panes, int64_t start, Pane **out) noexcept nogil:
     cdef uint32_t at = pane_position(panes, start)
     cdef bint in_front = at < panes.n // 2
     cdef ArenaStatus status
@@ -155,45 +152,46 @@ cdef ArenaStatus pane_get(Query *query, Context *context, PaneSet *panes, int64_
     status = list_gap(context, panes, in_front)
     if status != ARENA_OK:
         return status
-    status = arena_alloc(context.arena, pane_bytes(query), &memory)
+    status = arena_alloc(context.arena, pane_bytes(op), &memory)
     if status != ARENA_OK:
         return status
     pane = <Pane *> memory
-    memset(pane, 0, pane_bytes(query))
+    memset(pane, 0, pane_bytes(op))
     pane.start = start
     pane.sides = <Table *> (<unsigned char *> memory + sizeof(Pane))
-    pane.fired = <uint32_t *> (pane.sides + query.n_sides)
-    status = table_init(&pane.table, &query.layout, expected_capacity(query, panes), context.arena, is_one_pane(&query.windower))
+    pane.fired = <uint32_t *> (pane.sides + op.n_sides)
+    status = table_init(&pane.table, &op.layout, expected_capacity(op, panes), context.arena,
+                        is_one_pane(&op.windower))
     if status == ARENA_FULL:
-        status = table_init(&pane.table, &query.layout, least_capacity(query), context.arena)
+        status = table_init(&pane.table, &op.layout, least_capacity(op), context.arena)
     if status != ARENA_OK:
-        arena_release(context.arena, pane, pane_bytes(query))
+        arena_release(context.arena, pane, pane_bytes(op))
         return status
     list_insert(panes, at, pane, in_front)
     use_pane(panes, pane)
-    fs_count(&query.counters.open_panes, 1)
+    fs_count(&op.counters.open_panes, 1)
     out[0] = pane
     return ARENA_OK
 
 
-cdef void before_release(const Query *query, Arena *arena, Pane *pane) noexcept nogil:
+cdef void before_release(const Operator *op, Arena *arena, Pane *pane) noexcept nogil:
     if pane.before != NULL:
-        arena_release(arena, pane.before, <uint64_t> pane.before_room * query.layout.stride)
+        arena_release(arena, pane.before, <uint64_t> pane.before_room * op.layout.stride)
     pane.before = NULL
 
 
-cdef void drop_pane(Query *query, Arena *arena, Pane *pane) noexcept nogil:
+cdef void drop_pane(Operator *op, Arena *arena, Pane *pane) noexcept nogil:
     cdef Pane *following
     while pane != NULL:
         following = pane.also
         table_destroy(&pane.table, arena)
-        sides_drop(query, arena, pane)
-        before_release(query, arena, pane)
-        arena_release(arena, pane, pane_bytes(query))
+        sides_drop(op, arena, pane)
+        before_release(op, arena, pane)
+        arena_release(arena, pane, pane_bytes(op))
         pane = following
 
 
-cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noexcept nogil:
+cdef void drop_panes(Operator *op, Arena *arena, PaneSet *panes, uint32_t n) noexcept nogil:
     """Free the n oldest panes."""
     cdef uint32_t i
     for i in range(n):
@@ -201,29 +199,29 @@ cdef void drop_panes(Query *query, Arena *arena, PaneSet *panes, uint32_t n) noe
             panes.recent = NULL
         if panes.panes[i] == panes.previous:
             panes.previous = NULL
-        dense_settle(query, arena, panes.panes[i])
+        dense_settle(op, arena, panes.panes[i])
         panes.usual_keys = panes.panes[i].table.used
-        drop_pane(query, arena, panes.panes[i])
+        drop_pane(op, arena, panes.panes[i])
     list_skip(panes, n)
-    fs_count(&query.counters.open_panes, -<uint64_t> n)
+    fs_count(&op.counters.open_panes, -<uint64_t> n)
 
 
-cdef void pane_absorb(Query *query, Context *context, Pane *pane, Pane *other) noexcept nogil:
+cdef void pane_absorb(Operator *op, Context *context, Pane *pane, Pane *other) noexcept nogil:
     """`other` becomes a part of `pane`: folded in when it is small, linked when it is not."""
     cdef uint64_t k
     cdef unsigned char *entry
     cdef unsigned char *into
     cdef Pane *last = other
     pane.dirty = pane.dirty or other.dirty
-    if other.also == NULL and query.n_sides == 0 and other.table.used <= FOLD_AT_ONCE \
+    if other.also == NULL and op.n_sides == 0 and other.table.used <= FOLD_AT_ONCE \
             and table_room(&pane.table) >= other.table.used:
         for k in range(other.table.capacity):
-            entry = other.table.entries + k * query.layout.stride
+            entry = other.table.entries + k * op.layout.stride
             if (<uint64_t *> entry)[0] & ROWS_MASK:
-                table_locate(&pane.table, &query.layout, <int64_t *> (entry + 8), NULL, 1, &into, context.arena)
-                if entry_merge(&query.layout, into, entry):
-                    fs_store_relaxed(&query.failed, 1)
-        drop_pane(query, context.arena, other)
+                table_locate(&pane.table, &op.layout, <int64_t *> (entry + 8), NULL, 1, &into, context.arena)
+                if entry_merge(&op.layout, into, entry):
+                    fs_store_relaxed(&op.failed, 1)
+        drop_pane(op, context.arena, other)
         return
     while last.also != NULL:
         last = last.also
@@ -239,10 +237,10 @@ cdef uint32_t parts_of(const Pane *pane) noexcept nogil:
     return n
 
 
-cdef bint piled_up(const Query *query, const PaneSet *panes, const PaneSet *others) noexcept nogil:
+cdef bint piled_up(const Operator *op, const PaneSet *panes, const PaneSet *others) noexcept nogil:
     """Whether some pane would have too many parts. Not when they cannot be folded: then nothing is under way."""
     cdef uint32_t i, at
-    if not query.unfolded:
+    if not op.unfolded:
         return False
     for i in range(others.n):
         at = pane_position(panes, others.panes[i].start)
@@ -252,7 +250,7 @@ cdef bint piled_up(const Query *query, const PaneSet *panes, const PaneSet *othe
     return False
 
 
-cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *others,
+cdef bint panes_absorb(Operator *op, Context *context, PaneSet *panes, PaneSet *others,
                        bint theirs_first) noexcept nogil:
     """Take the panes of another worker by pointer. False: no memory yet, or parts must be folded first; nothing changed.
 
@@ -268,14 +266,14 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *
     if others.n == 0:
         list_release(context.arena, others)
         return True
-    if piled_up(query, panes, others):
+    if piled_up(op, panes, others):
         return False
     while capacity < panes.n + others.n:
         capacity *= 2
     if arena_alloc(context.arena, capacity * sizeof(Pane *), &memory) != ARENA_OK:
         return False
     if others.panes[0].start < panes.rolled_until:
-        rolling_forget(query, context.arena, panes)
+        rolling_forget(op, context.arena, panes)
     merged = <Pane **> memory
     while mine < panes.n or theirs < others.n:
         if mine == panes.n or (theirs < others.n and others.panes[theirs].start < panes.panes[mine].start):
@@ -286,20 +284,20 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *
             mine += 1
         else:
             merged[n] = others.panes[theirs] if theirs_first else panes.panes[mine]
-            dense_settle(query, context.arena, panes.panes[mine])
-            pane_absorb(query, context, merged[n], panes.panes[mine] if theirs_first else others.panes[theirs])
+            dense_settle(op, context.arena, panes.panes[mine])
+            pane_absorb(op, context, merged[n], panes.panes[mine] if theirs_first else others.panes[theirs])
             mine += 1
             theirs += 1
-            fs_count(&query.counters.open_panes, -<uint64_t> 1)
+            fs_count(&op.counters.open_panes, -<uint64_t> 1)
         if merged[n].dirty:
             mark_dirty(panes, merged[n])
-        if merged[n].also != NULL and not query.ordered:
-            query.unfolded = True
-            query.fold_group = 0
-            query.fold_from = INT64_MIN
+        if merged[n].also != NULL and not op.ordered:
+            op.unfolded = True
+            op.fold_group = 0
+            op.fold_from = INT64_MIN
             context.unfolded = True
         n += 1
-    fs_count(&query.counters.open_panes, others.n)
+    fs_count(&op.counters.open_panes, others.n)
     list_release(context.arena, others)
     others.n = 0
     list_release(context.arena, panes)
@@ -312,64 +310,30 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *
     return True
 
 
-cdef void query_release(Query *query, Arena *arena) noexcept nogil:
+cdef void operator_release(Operator *op, Arena *arena) noexcept nogil:
     """Give all state back to the arena: the query is being cancelled."""
     cdef uint32_t g
     cdef PaneSet *panes
-    for g in range(query.groups):
-        panes = &query.sets[g]
-        rolling_release(query, arena, panes)
+    for g in range(op.groups):
+        panes = &op.sets[g]
+        rolling_release(op, arena, panes)
         if panes.room != NULL:
-            drop_panes(query, arena, panes, panes.n)
+            drop_panes(op, arena, panes, panes.n)
             list_release(arena, panes)
         memset(panes, 0, sizeof(PaneSet))
-    dense_release(query, arena)
-    sides_release(query, arena)
-    table_destroy(&query.rolling.older, arena)
-    table_destroy(&query.rolling.newer, arena)
+    dense_release(op, arena)
+    sides_release(op, arena)
+    table_destroy(&op.rolling.older, arena)
+    table_destroy(&op.rolling.newer, arena)
 
 
-cdef bint next_due(Query *query, PaneSet *panes, int64_t watermark, int64_t *end) noexcept nogil:
+cdef bint next_due(Operator *op, PaneSet *panes, int64_t watermark, int64_t *end) noexcept nogil:
     """The earliest window that has not fired, holds a pane, and ends at or before the watermark."""
-    cdef uint32_t i = pane_position(panes, open_from(&query.windower, panes.fired_until))
-    cdef int64_t after = end_after(&query.windower, panes.fired_until)
+    cdef uint32_t i = pane_position(panes, open_from(&op.windower, panes.fired_until))
+    cdef int64_t after = end_after(&op.windower, panes.fired_until)
     if i == panes.n:
         return False
-    end[0] = first_end(&query.windower, panes.panes[i].start)
+    end[0] = first_end(&op.windower, panes.panes[i].start)
     if end[0] < after:
         end[0] = after
     return end[0] <= watermark
-
-
-# Output
-
-
-cdef bint hand_over(Output *output, Context *context, uint32_t kind, Query *query) noexcept nogil:
-    """Send the open block to the reader. False: the out ring is full, nothing happened."""
-    cdef Message message
-    if output.open == NULL or output.open.rows == 0:
-        return True
-    memset(&message, 0, sizeof(message))
-    message.kind = kind
-    message.ptr = output.open
-    message.tag = query.id
-    if not ring_push(context.out, &message):
-        return False
-    output.open = NULL
-    return True
-
-
-cdef bint query_flush(Query *query, Context *context) noexcept nogil:
-    """Hand over what is in the open blocks. False: the reader is behind."""
-    return (hand_over(&query.results, context, RESULT_BLOCK, query)
-            and hand_over(&query.late, context, LATE_BLOCK, query))
-
-
-cdef bint query_has_late_room(Query *query, Context *context, uint32_t n) noexcept nogil:
-    """Room for n late rows in one block, so that a kernel never stops half-way."""
-    cdef Block *block = output_block(&query.late)
-    if block != NULL and block.capacity - block.rows < n:
-        if not hand_over(&query.late, context, LATE_BLOCK, query):
-            return False
-        block = output_block(&query.late)
-    return block != NULL

@@ -1,4 +1,4 @@
-"""Builds the native state of a query from its lowered plan."""
+"""Builds the native graph of a query from its lowered plan: one operator, fed by one input."""
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -9,7 +9,12 @@ from flexstream.cython_ext.memory.blocks cimport output_bytes, output_destroy, o
 from flexstream.cython_ext.operators.dense_front cimport DensePlan
 from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_release
 from flexstream.cython_ext.operators.merging cimport layout_invertible
-from flexstream.cython_ext.operators.panes cimport FS_BUCKETS, FS_PREDICATES, PaneSet, Query, fs_profile, query_init
+from flexstream.cython_ext.operators.firing cimport fire_windows
+from flexstream.cython_ext.operators.graph cimport (
+    EDGE_RESULTS, FS_BUCKETS, FS_PREDICATES, Input, InputCounters, Operator, fs_profile,
+)
+from flexstream.cython_ext.operators.pane cimport PaneSet
+from flexstream.cython_ext.operators.panes cimport operator_init
 from flexstream.cython_ext.operators.table cimport (
     FS_ORDERED, FS_SIDE, KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side, fs_facts_of,
 )
@@ -68,31 +73,31 @@ cdef build_layout(Layout *layout, lowered):
     layout.stride = slot * 8
 
 
-cdef build_sides(Query *query, lowered):
+cdef build_sides(Operator *op, lowered):
     """Tables of (key, one more word) beside the panes' own, for the aggregates that need one (side_tables.pxd)."""
     cdef uint32_t n = 0
     cdef Side *side
     chosen = [i for i, fold in enumerate(lowered.folds) if fs_facts_of(fold.fold).flags & FS_SIDE]
     if len(chosen) > <int> MAX_SIDES:
         raise ValueError(f"the query needs {len(chosen)} side tables, more than {<int> MAX_SIDES}")
-    query.sides = <Side *> calloc(len(chosen) + 1, sizeof(Side))
-    if query.sides == NULL:
+    op.sides = <Side *> calloc(len(chosen) + 1, sizeof(Side))
+    if op.sides == NULL:
         raise MemoryError("no memory for a query's side tables")
     for i in chosen:
-        side = &query.sides[n]
+        side = &op.sides[n]
         side.fold = lowered.folds[i].fold
         side.flags = fs_facts_of(side.fold).flags
         side.register_ = lowered.folds[i].register
-        side.slot = query.layout.aggregates[<int> i].slot
-        side.layout.key_words = query.layout.key_words + 1
+        side.slot = op.layout.aggregates[<int> i].slot
+        side.layout.key_words = op.layout.key_words + 1
         side.layout.key_bytes = 8 * side.layout.key_words
         side.layout.stride = 8 * (1 + side.layout.key_words)
         side.layout.empty[0] = USED_BIT
         if side.flags & FS_ORDERED:         # the session's hash
             side.layout.stride += 8
-            query.ordered = True
+            op.ordered = True
         n += 1
-    query.n_sides = n
+    op.n_sides = n
 
 
 cdef class QueryState:
@@ -100,92 +105,120 @@ cdef class QueryState:
 
     def __cinit__(self, int query_id, bound, lowered, int groups, Allocator allocator, *, int max_chunks=64,
                   int batch_bytes=65536):
-        cdef Query *query = <Query *> calloc(1, sizeof(Query))
-        if query == NULL:
+        self.op = <Operator *> calloc(1, sizeof(Operator))
+        self.input = <Input *> calloc(1, sizeof(Input))
+        if self.op == NULL or self.input == NULL:
             raise MemoryError("no memory for a query")
-        self.query = query
         self.bound = bound
         self.plans = []
-        stream = bound.query.stream
-        self.program = program_build(lowered.instructions, lowered.registers, stream.schema.row_bytes)
-        query.id = query_id
-        query.groups = groups
-        query.row_bytes = stream.schema.row_bytes
-        query.time_offset = stream.time_field.offset
-        query.windower.size = bound.windower.size
-        query.windower.slide = bound.windower.slide
-        query.windower.pane = bound.windower.pane
-        query.windower.lateness = bound.windower.lateness
-        query.ended_until = INT64_MIN
-        query.kernel = variant_kernel
-        query.program = self.program
-        query.profile = <fs_profile *> calloc(1, sizeof(fs_profile))
-        if query.profile == NULL:
-            raise MemoryError("no memory for a query's profile")
-        build_layout(&query.layout, lowered)
-        build_sides(query, lowered)
-        query.invertible = query.n_sides == 0 and layout_invertible(&query.layout)
-        query.stacked = query.n_sides == 0 and not query.invertible and panes_of_window(&query.windower) > STACKED_PANES
-        query.keeps = (query.invertible or query.stacked) and panes_of_window(&query.windower) > KEPT_PANES
-        query.sets = <PaneSet *> calloc(groups, sizeof(PaneSet))
-        if query.sets == NULL:
+        self.build_operator(query_id, lowered, groups)
+        self.build_input(lowered)
+        self.build_outputs(allocator, max_chunks, batch_bytes)
+
+    cdef build_operator(self, int query_id, lowered, int groups):
+        cdef Operator *op = self.op
+        windower = self.bound.windower
+        op.id = query_id
+        op.groups = groups
+        op.fire = fire_windows
+        op.windower.size = windower.size
+        op.windower.slide = windower.slide
+        op.windower.pane = windower.pane
+        op.windower.lateness = windower.lateness
+        op.ended_until = INT64_MIN
+        build_layout(&op.layout, lowered)
+        build_sides(op, lowered)
+        panes = panes_of_window(&op.windower)
+        op.invertible = op.n_sides == 0 and layout_invertible(&op.layout)
+        op.stacked = op.n_sides == 0 and not op.invertible and panes > STACKED_PANES
+        op.keeps = (op.invertible or op.stacked) and panes > KEPT_PANES
+        op.sets = <PaneSet *> calloc(groups, sizeof(PaneSet))
+        if op.sets == NULL:
             raise MemoryError("no memory for a query's panes")
-        query_init(query)
-        query.counters.rows_before = UINT64_MAX
-        result_bytes = 16 + query.layout.key_bytes + 8 * query.layout.n_aggregates + 8
-        late_rows = max(8, min(<int> BATCH, batch_bytes // <int> query.row_bytes))
-        if not output_init(&query.results, result_bytes, RESULT_BLOCK_ROWS, BLOCKS_PER_CHUNK, max_chunks,
+        operator_init(op)
+
+    cdef build_input(self, lowered):
+        cdef Input *input = self.input
+        cdef uint32_t g
+        source = self.bound.query.stream
+        input.op = self.op
+        input.port = self.op.n_inputs
+        input.row_bytes = source.schema.row_bytes
+        input.time_offset = source.time_field.offset
+        input.kernel = variant_kernel
+        input.counters.rows_before = UINT64_MAX
+        self.program = program_build(lowered.instructions, lowered.registers, source.schema.row_bytes)
+        input.program = self.program
+        input.profile = <fs_profile *> calloc(1, sizeof(fs_profile))
+        input.watermark = <int64_t *> calloc(self.op.groups, 8)
+        if input.profile == NULL or input.watermark == NULL:
+            raise MemoryError("no memory for a query's input")
+        for g in range(self.op.groups):
+            input.watermark[g] = INT64_MIN
+        self.op.inputs[self.op.n_inputs] = input
+        self.op.n_inputs += 1
+
+    cdef build_outputs(self, Allocator allocator, int max_chunks, int batch_bytes):
+        cdef Operator *op = self.op
+        result_bytes = 16 + op.layout.key_bytes + 8 * op.layout.n_aggregates + 8
+        late_rows = max(8, min(<int> BATCH, batch_bytes // <int> self.input.row_bytes))
+        op.out.kind = EDGE_RESULTS
+        if not output_init(&op.out.results, result_bytes, RESULT_BLOCK_ROWS, BLOCKS_PER_CHUNK, max_chunks,
                            allocator.wake_fd):
             raise MemoryError("no memory for a query's results")
-        if not output_init(&query.late, query.row_bytes + 8, late_rows, BLOCKS_PER_CHUNK, max_chunks,
+        if not output_init(&self.input.late, self.input.row_bytes + 8, late_rows, BLOCKS_PER_CHUNK, max_chunks,
                            allocator.wake_fd):
             raise MemoryError("no memory for a query's late rows")
 
     def __dealloc__(self):
-        if self.query != NULL:
-            output_destroy(&self.query.results)
-            output_destroy(&self.query.late)
-            free(self.query.sets)
-            free(self.query.profile)
-            free(self.query.sides)
-            while self.plans:
-                free(<void *> <size_t> self.plans.pop())
-            free(self.query)
+        if self.op != NULL:
+            output_destroy(&self.op.out.results)
+            free(self.op.sets)
+            free(self.op.sides)
+            free(self.op)
+        if self.input != NULL:
+            output_destroy(&self.input.late)
+            free(self.input.profile)
+            free(self.input.watermark)
+            free(self.input)
+        while self.plans:
+            free(<void *> <size_t> self.plans.pop())
         program_free(self.program)
 
     def counters(self):
-        cdef Query *query = self.query
+        cdef InputCounters *rows = &self.input.counters
+        cdef Operator *op = self.op
         return {
-            "rows": fs_load_relaxed(&query.counters.rows),
-            "filtered": fs_load_relaxed(&query.counters.filtered),
-            "late": fs_load_relaxed(&query.counters.late),
+            "rows": fs_load_relaxed(&rows.rows),
+            "filtered": fs_load_relaxed(&rows.filtered),
+            "late": fs_load_relaxed(&rows.late),
             "rejected": {
-                "overflow": fs_load_relaxed(&query.counters.no_value[<int> BAD_OVERFLOW]),
-                "division_by_zero": fs_load_relaxed(&query.counters.no_value[<int> BAD_DIVISION]),
-                "cast": fs_load_relaxed(&query.counters.no_value[<int> BAD_CAST]),
-                "time_range": fs_load_relaxed(&query.counters.time_range),
-                "future": fs_load_relaxed(&query.counters.future),
-                "state_full": fs_load_relaxed(&query.counters.state_full),
-                "query_failed": fs_load_relaxed(&query.counters.after_failure),
+                "overflow": fs_load_relaxed(&rows.no_value[<int> BAD_OVERFLOW]),
+                "division_by_zero": fs_load_relaxed(&rows.no_value[<int> BAD_DIVISION]),
+                "cast": fs_load_relaxed(&rows.no_value[<int> BAD_CAST]),
+                "time_range": fs_load_relaxed(&rows.time_range),
+                "future": fs_load_relaxed(&rows.future),
+                "state_full": fs_load_relaxed(&rows.state_full),
+                "query_failed": fs_load_relaxed(&rows.after_failure),
             },
-            "windows_fired": fs_load_relaxed(&query.counters.windows_fired),
-            "results": fs_load_relaxed(&query.counters.results),
-            "compiled_rows": fs_load_relaxed(&query.counters.compiled_rows),
-            "outside": fs_load_relaxed(&query.counters.outside),
-            "fresh_keys": fs_load_relaxed(&query.counters.fresh_keys),
-            "timed_rows": fs_load_relaxed(&query.counters.timed_rows),
-            "timed_ns": fs_load_relaxed(&query.counters.timed_ns),
-            "open_windows": fs_load_relaxed(&query.counters.open_panes),
+            "windows_fired": fs_load_relaxed(&op.counters.windows_fired),
+            "results": fs_load_relaxed(&op.out.rows),
+            "compiled_rows": fs_load_relaxed(&rows.compiled_rows),
+            "outside": fs_load_relaxed(&rows.outside),
+            "fresh_keys": fs_load_relaxed(&rows.fresh_keys),
+            "timed_rows": fs_load_relaxed(&rows.timed_rows),
+            "timed_ns": fs_load_relaxed(&rows.timed_ns),
+            "open_windows": fs_load_relaxed(&op.counters.open_panes),
         }
 
     def accepted(self, received):
         """Of `received` rows of the stream on its worker, those that came after the query; none before it has come."""
-        cdef uint64_t before = fs_load_relaxed(&self.query.counters.rows_before)
+        cdef uint64_t before = fs_load_relaxed(&self.input.counters.rows_before)
         return 0 if before == UINT64_MAX else received - before
 
     def cancel(self):
         """It fires nothing and takes no row from here on, whatever it is in the middle of; DROP_QUERY follows."""
-        fs_store_release(&self.query.cancelled, 1)
+        fs_store_release(&self.op.cancelled, 1)
 
     def restore(self, ends):
         """{group: the end of the last window that fired before a restart}. Before a worker has the query.
@@ -194,13 +227,13 @@ cdef class QueryState:
         """
         cdef PaneSet *panes
         for group, end in ends.items():
-            panes = &self.query.sets[<uint32_t> group]
+            panes = &self.op.sets[<uint32_t> group]
             panes.watermark = panes.fired_until = panes.restored_until = end
-            panes.late_before = open_from(&self.query.windower, panes.restored_until)
+            panes.late_before = open_from(&self.op.windower, panes.restored_until)
 
     def use_variant(self, size_t function):
         """Run the compiled variant from the next batch on; 0: the generic one. The code must stay loaded."""
-        fs_store_release(&self.query.variant, function)
+        fs_store_release(&self.input.variant, function)
 
     def use_range(self, int64_t base, uint64_t size):
         """Panes that fill from now on have a dense array for keys from `base` to `base + size - 1`; 0: none."""
@@ -214,17 +247,17 @@ cdef class QueryState:
             plan.base = <uint64_t> base
             plan.range = size
             self.plans.append(<size_t> plan)        # workers may read an older one at any time
-        fs_store_release(&self.query.dense.plan, <size_t> plan)
+        fs_store_release(&self.op.dense.plan, <size_t> plan)
 
     def clear_profile(self):
         """Before an instrumented variant runs; not while one does."""
-        memset(self.query.profile, 0, sizeof(fs_profile))
-        self.query.profile.least = INT64_MAX
-        self.query.profile.most = INT64_MIN
+        memset(self.input.profile, 0, sizeof(fs_profile))
+        self.input.profile.least = INT64_MAX
+        self.input.profile.most = INT64_MIN
 
     def profile(self):
         """What the instrumented variant has counted so far."""
-        cdef fs_profile *profile = self.query.profile
+        cdef fs_profile *profile = self.input.profile
         cdef int i
         return {
             "rows": fs_load_relaxed(&profile.rows),
@@ -238,22 +271,22 @@ cdef class QueryState:
     @property
     def output_bytes(self):
         """Memory for results and late rows on their way to the logs. It is not part of the bound on window state."""
-        return output_bytes(&self.query.results) + output_bytes(&self.query.late)
+        return output_bytes(&self.op.out.results) + output_bytes(&self.input.late)
 
     @property
     def ordered(self):
         """Whether it needs a group's rows in the order of arrival."""
-        return self.query.ordered
+        return self.op.ordered
 
     @property
     def failed(self):
         """Why the query stopped, or None."""
-        return FAILURES.get(fs_load_relaxed(&self.query.failed))
+        return FAILURES.get(fs_load_relaxed(&self.op.failed))
 
     @property
     def ended_until(self):
         """The last end of a window that fired when the stream had ended; None: there was none."""
-        cdef int64_t end = <int64_t> fs_load_relaxed(<uint64_t *> &self.query.ended_until)
+        cdef int64_t end = <int64_t> fs_load_relaxed(<uint64_t *> &self.op.ended_until)
         return None if end == INT64_MIN else end
 
     def open_runs(self):
@@ -264,16 +297,17 @@ cdef class QueryState:
         cdef uint32_t g, i
         cdef int64_t first, last, low, high
         found = {}
-        for g in range(self.query.groups):
-            panes = &self.query.sets[g]
+        for g in range(self.op.groups):
+            panes = &self.op.sets[g]
             runs = []
             low = high = INT64_MIN
             for i in range(panes.n):
-                first = max(first_end(&self.query.windower, panes.panes[i].start), end_after(&self.query.windower, panes.fired_until))
-                last = last_end(&self.query.windower, panes.panes[i].start)
+                first = max(first_end(&self.op.windower, panes.panes[i].start),
+                            end_after(&self.op.windower, panes.fired_until))
+                last = last_end(&self.op.windower, panes.panes[i].start)
                 if first > last:
                     continue
-                if high == INT64_MIN or not follows(&self.query.windower, first, high):
+                if high == INT64_MIN or not follows(&self.op.windower, first, high):
                     if high != INT64_MIN:
                         runs.append((low, high))
                     low = first

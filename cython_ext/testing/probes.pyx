@@ -13,7 +13,8 @@ from flexstream.cython_ext.memory.blocks cimport (
 from flexstream.cython_ext.includes.linux cimport EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, poll, read
 from flexstream.cython_ext.includes.native cimport fs_pause
 from flexstream.cython_ext.operators.merging cimport table_merge
-from flexstream.cython_ext.operators.panes cimport Pane, Query
+from flexstream.cython_ext.operators.graph cimport Operator
+from flexstream.cython_ext.operators.pane cimport Pane
 from flexstream.cython_ext.operators.table cimport (
     MAX_KEY_WORDS, ROWS_MASK, USED_BIT, Layout, Table, home_of, table_find, table_init, table_locate,
 )
@@ -240,14 +241,14 @@ cdef class ProbeTable:
 
 def parts_of(QueryState state):
     """The most parts that a pane of the query has on one worker. Only while that worker has nothing to do."""
-    cdef Query *query = state.query
+    cdef Operator *op = state.op
     cdef uint32_t g, i
     cdef Pane *part
     most = 0
-    for g in range(query.groups):
-        for i in range(query.sets[g].n):
+    for g in range(op.groups):
+        for i in range(op.sets[g].n):
             n = 0
-            part = query.sets[g].panes[i]
+            part = op.sets[g].panes[i]
             while part != NULL:
                 n += 1
                 part = part.also
@@ -257,17 +258,17 @@ def parts_of(QueryState state):
 
 def probes_of(QueryState state):
     """Of all tables of a query on one worker. Only while that worker has nothing to do."""
-    cdef Query *query = state.query
+    cdef Operator *op = state.op
     cdef uint32_t g, i, d
     cdef Pane *part
     seen = {"keys": 0, "steps": 0, "longest": 0, "too_far": 0}
-    for g in range(query.groups):
-        for i in range(query.sets[g].n):
-            part = query.sets[g].panes[i]
+    for g in range(op.groups):
+        for i in range(op.sets[g].n):
+            part = op.sets[g].panes[i]
             while part != NULL:
-                count_probes(seen, &part.table, &query.layout)
-                for d in range(query.n_sides):
-                    count_probes(seen, &part.sides[d], &query.sides[d].layout)
+                count_probes(seen, &part.table, &op.layout)
+                for d in range(op.n_sides):
+                    count_probes(seen, &part.sides[d], &op.sides[d].layout)
                 part = part.also
     return seen
 

@@ -5,14 +5,15 @@ the new owner (ADOPT); rows that were fed to it before are its own to work off; 
 publish every pane it has (DRAINED), on the same ring, and then count itself out.
 The new owner serves the sockets from ADOPT on, on fresh partials, and fires nothing of the group until DRAINED is
 here and the counter is zero. Then it fires what was due and gives the parcel back (`done`); the mover clears the flag.
-Where a query needs rows in the order of arrival (Query.ordered) it reads none of the stream's rows before DRAINED either:
+Where an operator needs rows in the order of arrival (Operator.ordered) it reads none of the stream's rows before DRAINED either:
 sockets wait in the parcel, new ones are parked, fed rows stay where they are. Then there is only ever one partial.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from flexstream.cython_ext.operators.panes cimport Pane, PaneSet, Query
-from flexstream.cython_ext.worker.shared cimport Connection, Move, Position
+from flexstream.cython_ext.operators.graph cimport Operator
+from flexstream.cython_ext.operators.pane cimport Pane, PaneSet
+from flexstream.cython_ext.worker.shared cimport Connection, Move, MovedOperator
 from flexstream.cython_ext.worker.worker cimport StreamState, WorkerState
 
 cdef bint tell(WorkerState *worker, uint32_t target, uint32_t kind, void *ptr) noexcept nogil
@@ -20,10 +21,10 @@ cdef void wake(WorkerState *worker, uint32_t target) noexcept nogil
 cdef uint64_t ring_room(WorkerState *worker, uint32_t target) noexcept nogil
 cdef bint waits_for_order(const WorkerState *worker, const StreamState *stream, uint32_t group) noexcept nogil
 cdef void take_over(WorkerState *worker, Connection **handed) noexcept nogil
-cdef Query *query_of(StreamState *stream, uint64_t number) noexcept nogil
-cdef Position position_of(const PaneSet *panes) noexcept nogil
-cdef void begin_at(PaneSet *panes, const Position *position) noexcept nogil
-cdef uint64_t bytes_of_pane(const Query *query, const Pane *pane) noexcept nogil
+cdef Operator *operator_of(WorkerState *worker, uint64_t number) noexcept nogil
+cdef void say_position(const Operator *op, uint32_t group, MovedOperator *moved) noexcept nogil
+cdef void begin_at(Operator *op, uint32_t group, const MovedOperator *moved) noexcept nogil
+cdef uint64_t bytes_of_pane(const Operator *op, const Pane *pane) noexcept nogil
 cdef void quiescent(WorkerState *worker) noexcept nogil
 cdef void sweep(WorkerState *worker, Move *move) noexcept nogil
 cdef void drain(WorkerState *worker, Move *move) noexcept nogil

@@ -14,13 +14,14 @@ from flexstream.cython_ext.includes.native cimport (
     fs_count, fs_fence, fs_fetch_sub, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
 )
 from flexstream.cython_ext.memory.messages cimport ADOPT, BORROW, DRAINED, GIVE_BACK, SHARE, SOCKET
-from flexstream.cython_ext.operators.panes cimport pane_bytes, panes_absorb, panes_reset, query_flush
+from flexstream.cython_ext.operators.edges cimport operator_flush
+from flexstream.cython_ext.operators.panes cimport pane_bytes, panes_absorb, panes_reset
 from flexstream.cython_ext.operators.rolling cimport rolling_release
 from flexstream.cython_ext.worker.work_item cimport (
     begin_advance, begin_revision, close_connection, detach, note_session, push_limbo,
 )
 from flexstream.cython_ext.memory.ring cimport Message, Ring, ring_empty, ring_free_slots, ring_pop, ring_push
-from flexstream.cython_ext.worker.shared cimport Flags, Loan, MovedQuery, MovedStream, Share
+from flexstream.cython_ext.worker.shared cimport Flags, Loan, MovedStream, Position, Share
 from flexstream.cython_ext.worker.splitting cimport absorb_share, borrow, take_back
 from flexstream.cython_ext.worker.worker cimport SESSION_NONE
 
@@ -76,11 +77,11 @@ cdef void quiescent(WorkerState *worker) noexcept nogil:
 
 cdef bint waits_for_order(const WorkerState *worker, const StreamState *stream, uint32_t group) noexcept nogil:
     """Whether the group's rows must stay unread here until its old owner has drained: a query needs their order."""
-    cdef uint32_t q
+    cdef uint32_t i
     if not worker.awaiting[group]:
         return False
-    for q in range(stream.n_queries):
-        if stream.queries[q].ordered:
+    for i in range(stream.n_inputs):
+        if stream.inputs[i].op.ordered:
             return True
     return False
 
@@ -252,9 +253,24 @@ cdef Position position_of(const PaneSet *panes) noexcept nogil:
     return position
 
 
-cdef void begin_at(PaneSet *panes, const Position *position) noexcept nogil:
+cdef void say_position(const Operator *op, uint32_t group, MovedOperator *moved) noexcept nogil:
+    """How far the operator has come with the group, for whoever goes on with it."""
+    cdef uint32_t i
+    moved.id = op.id
+    moved.absorbed = False
+    moved.position = position_of(&op.sets[group])
+    for i in range(op.n_inputs):
+        moved.watermark[i] = op.inputs[i].watermark[group]
+
+
+cdef void begin_at(Operator *op, uint32_t group, const MovedOperator *moved) noexcept nogil:
     """Fresh partials that go on where another worker is, or later: windows may have been closed here meanwhile."""
+    cdef PaneSet *panes = &op.sets[group]
+    cdef const Position *position = &moved.position
     cdef Position known = position_of(panes)
+    cdef uint32_t i
+    for i in range(op.n_inputs):
+        op.inputs[i].watermark[group] = moved.watermark[i]
     panes_reset(panes)
     panes.watermark = max(position.watermark, known.watermark)
     panes.late_before = max(position.late_before, known.late_before)
@@ -268,7 +284,7 @@ cdef void begin_at(PaneSet *panes, const Position *position) noexcept nogil:
 
 cdef void sweep_stream(WorkerState *worker, StreamState *stream, Move *move, MovedStream *moved) noexcept nogil:
     cdef size_t at = <size_t> move.group * stream.max_sessions
-    cdef uint32_t slot, q
+    cdef uint32_t slot
     cdef Connection *connection
     fs_store_relaxed(&stream.owned[move.group], 0)
     stream.deferred[move.group] = 0
@@ -286,44 +302,42 @@ cdef void sweep_stream(WorkerState *worker, StreamState *stream, Move *move, Mov
         moved.session_watermark[slot] = stream.session_watermark[at + slot]
         moved.next_row[slot] = stream.next_row[at + slot]
         moved.counted[slot] = stream.counted[at + slot]
-    moved.n_queries = stream.n_queries
-    for q in range(stream.n_queries):
-        moved.queries[q].id = stream.queries[q].id
-        moved.queries[q].absorbed = False
-        moved.queries[q].position = position_of(&stream.queries[q].sets[move.group])
 
 
 cdef void sweep(WorkerState *worker, Move *move) noexcept nogil:
     """Sessions, sockets and positions of the group go to the new owner. Assumes: nothing is being worked on."""
-    cdef uint32_t s
+    cdef uint32_t s, i
     for s in range(worker.n_streams):
         sweep_stream(worker, worker.streams[s], move, &move.streams[s])
     move.n_streams = worker.n_streams
+    for i in range(worker.n_operators):
+        say_position(worker.operators[i], move.group, &move.operators[i])
+    move.n_operators = worker.n_operators
     move.swept_ns = fs_now_ns()
     tell(worker, move.target, ADOPT, move)
     wake(worker, move.target)
 
 
-cdef uint64_t bytes_of_pane(const Query *query, const Pane *pane) noexcept nogil:
+cdef uint64_t bytes_of_pane(const Operator *op, const Pane *pane) noexcept nogil:
     """In the arena, with all its parts."""
     cdef uint64_t total = 0
     cdef uint32_t d
     while pane != NULL:
-        total += arena_size(pane_bytes(query)) + arena_size(pane.table.bytes)
-        for d in range(query.n_sides):
+        total += arena_size(pane_bytes(op)) + arena_size(pane.table.bytes)
+        for d in range(op.n_sides):
             if pane.sides[d].entries != NULL:
                 total += arena_size(pane.sides[d].bytes)
         pane = pane.also
     return total
 
 
-cdef void count_panes(Move *move, const Query *query, const PaneSet *panes) noexcept nogil:
+cdef void count_panes(Move *move, const Operator *op, const PaneSet *panes) noexcept nogil:
     cdef uint32_t i
     cdef const Pane *part
     if panes.room != NULL:
         move.bytes += arena_size(panes.capacity * sizeof(Pane *))
     for i in range(panes.n):
-        move.bytes += bytes_of_pane(query, panes.panes[i])
+        move.bytes += bytes_of_pane(op, panes.panes[i])
         part = panes.panes[i]
         while part != NULL:
             move.panes += 1
@@ -333,23 +347,22 @@ cdef void count_panes(Move *move, const Query *query, const PaneSet *panes) noex
 
 cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
     """All that was received is worked off: publish what there is of the group, then count out."""
-    cdef uint32_t s, q
+    cdef uint32_t i
     cdef uint32_t target = move.target      # once counted out, the parcel may be gone
-    cdef StreamState *stream
-    cdef Query *query
-    cdef MovedStream *moved
-    for s in range(move.n_streams):
-        stream = worker.streams[s]
-        moved = &move.streams[s]
-        for q in range(moved.n_queries):
-            query = stream.queries[q]
-            dense_settle_all(query, &worker.arena, &query.sets[move.group])
-            rolling_release(query, &worker.arena, &query.sets[move.group])
-            query_flush(query, &worker.context)     # so that older results are not read after newer ones
-            moved.queries[q].panes = query.sets[move.group]
-            fs_count(&query.counters.open_panes, -<uint64_t> query.sets[move.group].n)
-            count_panes(move, query, &query.sets[move.group])
-            panes_reset(&query.sets[move.group])
+    cdef Operator *op
+    cdef PaneSet *panes
+    for i in range(move.n_operators):
+        op = operator_of(worker, move.operators[i].id)
+        if op == NULL:
+            continue                        # dropped since
+        panes = &op.sets[move.group]
+        dense_settle_all(op, &worker.arena, panes)
+        rolling_release(op, &worker.arena, panes)
+        operator_flush(op, &worker.context)       # so that older results are not read after newer ones
+        move.operators[i].panes = panes[0]
+        fs_count(&op.counters.open_panes, -<uint64_t> panes.n)
+        count_panes(move, op, panes)
+        panes_reset(panes)
     fs_count(&worker.arena.in_use, -move.bytes)
     move.out_head = &worker.out.head
     move.out_tail = worker.out.tail
@@ -362,18 +375,18 @@ cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
 # The new owner
 
 
-cdef Query *query_of(StreamState *stream, uint64_t number) noexcept nogil:
-    cdef uint32_t q
-    for q in range(stream.n_queries):
-        if stream.queries[q].id == number:
-            return stream.queries[q]
+cdef Operator *operator_of(WorkerState *worker, uint64_t number) noexcept nogil:
+    """NULL: there is none of that number any more, or not yet."""
+    cdef uint32_t i
+    for i in range(worker.n_operators):
+        if worker.operators[i].id == number:
+            return worker.operators[i]
     return NULL
 
 
 cdef void adopt_stream(StreamState *stream, Move *move, MovedStream *moved) noexcept nogil:
     cdef size_t at = <size_t> move.group * stream.max_sessions
-    cdef uint32_t slot, q
-    cdef Query *query
+    cdef uint32_t slot
     for slot in range(moved.slots):
         if stream.session_number[slot] > moved.session_number[slot]:
             continue                        # another session has the slot by now: what is said is not about it
@@ -382,18 +395,19 @@ cdef void adopt_stream(StreamState *stream, Move *move, MovedStream *moved) noex
         stream.counted[at + slot] = moved.counted[slot]
     stream.ends_due[move.group] = 1         # ends that were noted here, and those that the old owner did not count
     fs_store_relaxed(<uint64_t *> &stream.watermark[move.group], <uint64_t> moved.watermark)
-    for q in range(moved.n_queries):
-        query = query_of(stream, moved.queries[q].id)
-        if query != NULL:
-            begin_at(&query.sets[move.group], &moved.queries[q].position)
     stream.deferred[move.group] = DEFERRED
     fs_store_relaxed(&stream.owned[move.group], 1)
 
 
 cdef void adopt(WorkerState *worker, Move *move) noexcept nogil:
     """The group is ours. Its sockets are served from here on; it fires when the old owner has drained."""
-    cdef uint32_t s
+    cdef uint32_t s, i
+    cdef Operator *op
     worker.awaiting[move.group] = 1
+    for i in range(move.n_operators):
+        op = operator_of(worker, move.operators[i].id)
+        if op != NULL:
+            begin_at(op, move.group, &move.operators[i])
     for s in range(move.n_streams):
         adopt_stream(worker.streams[s], move, &move.streams[s])
     take_over_unordered(worker, move)
@@ -405,18 +419,18 @@ cdef void adopt(WorkerState *worker, Move *move) noexcept nogil:
 
 cdef bint absorb(WorkerState *worker, Move *move) noexcept nogil:
     """Take the old owner's panes by pointer. False: no memory for the longer list of panes yet."""
-    cdef uint32_t s, q
-    cdef MovedQuery *moved
-    cdef Query *query
-    for s in range(move.n_streams):
-        for q in range(move.streams[s].n_queries):
-            moved = &move.streams[s].queries[q]
-            if moved.absorbed:
-                continue
-            query = query_of(worker.streams[s], moved.id)
-            if query != NULL and not panes_absorb(query, &worker.context, &query.sets[move.group], &moved.panes, True):
-                return False
-            moved.absorbed = True
+    cdef uint32_t i
+    cdef MovedOperator *moved
+    cdef Operator *op
+    for i in range(move.n_operators):
+        moved = &move.operators[i]
+        if moved.absorbed:
+            continue
+        op = operator_of(worker, moved.id)
+        if op != NULL \
+                and not panes_absorb(op, &worker.context, &op.sets[move.group], &moved.panes, True):
+            return False
+        moved.absorbed = True
     return True
 
 

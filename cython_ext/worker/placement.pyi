@@ -16,7 +16,8 @@ class Placement:
 
 class MoveHandle:
     def __init__(
-        self, number: int, group: int, source: int, target: int, queries_of_streams: list[int], max_sessions: int
+        self, number: int, group: int, source: int, target: int, streams: int, operators: int,
+        max_sessions: int,
     ) -> None: ...
     @property
     def number(self) -> int: ...
@@ -36,7 +37,8 @@ class LoanHandle:
         owner: int,
         borrower: int,
         share: int,
-        queries_of_streams: list[int],
+        streams: int,
+        operators: int,
         max_sessions: int,
         wanted: Iterable[tuple[int, int]] = (),
     ) -> None: ...

@@ -14,7 +14,7 @@ from flexstream.cython_ext.includes.native cimport (
 from flexstream.cython_ext.memory.messages cimport ADOPT, BORROW, GIVE_BACK, SOCKET
 from flexstream.cython_ext.memory.ring cimport Message, ring_free, ring_init, ring_pop
 from flexstream.cython_ext.worker.shared cimport (
-    MAX_WORKERS, Connection, Flags, LentStream, Loan, Move, MovedQuery, MovedStream, Ring, Shared,
+    MAX_WORKERS, Connection, Flags, LentStream, Loan, Move, MovedOperator, MovedStream, Ring, Shared,
 )
 from flexstream.cython_ext.worker.streams cimport zeroed
 
@@ -167,10 +167,11 @@ cdef class Placement:
 
 
 cdef class MoveHandle:
-    """The parcel of one move: room for the positions of every session and query that there is."""
+    """The parcel of one move: room for the positions of every session and operator that there is."""
 
-    def __cinit__(self, uint64_t number, int group, int source, int target, list queries_of_streams, int max_sessions):
-        cdef size_t n = len(queries_of_streams)
+    def __cinit__(self, uint64_t number, int group, int source, int target, int streams, int operators,
+                  int max_sessions):
+        cdef size_t n = streams
         cdef size_t i
         self.number = number
         self.group, self.source, self.target = group, source, target
@@ -181,12 +182,12 @@ cdef class MoveHandle:
         self.move.target = target
         self.move.streams = <MovedStream *> zeroed(n * sizeof(MovedStream))
         self.move.n_streams = n
+        self.move.operators = <MovedOperator *> zeroed(operators * sizeof(MovedOperator))
         for i in range(n):
             self.move.streams[i].session_watermark = <int64_t *> zeroed(max_sessions * 8)
             self.move.streams[i].session_number = <uint64_t *> zeroed(max_sessions * 8)
             self.move.streams[i].next_row = <uint64_t *> zeroed(max_sessions * 8)
             self.move.streams[i].counted = <uint8_t *> zeroed(max_sessions)
-            self.move.streams[i].queries = <MovedQuery *> zeroed(queries_of_streams[i] * sizeof(MovedQuery))
 
     def __dealloc__(self):
         cdef size_t i
@@ -196,8 +197,8 @@ cdef class MoveHandle:
                 free(self.move.streams[i].session_number)
                 free(self.move.streams[i].next_row)
                 free(self.move.streams[i].counted)
-                free(self.move.streams[i].queries)
             free(self.move.streams)
+            free(self.move.operators)
             free(self.move)
 
     def arrived(self, double timeout):
@@ -221,10 +222,10 @@ cdef class MoveHandle:
 cdef class LoanHandle:
     """The parcel of a split, or of its end."""
 
-    def __cinit__(self, int group, int owner, int borrower, int share, list queries_of_streams, int max_sessions,
-                  wanted=()):
+    def __cinit__(self, int group, int owner, int borrower, int share, int streams, int operators,
+                  int max_sessions, wanted=()):
         """`wanted`: (stream, slot) of lanes that are meant for the borrower."""
-        cdef size_t n = len(queries_of_streams)
+        cdef size_t n = streams
         cdef size_t i
         self.group, self.owner, self.borrower = group, owner, borrower
         self.loan = <Loan *> zeroed(sizeof(Loan))
@@ -234,13 +235,13 @@ cdef class LoanHandle:
         self.loan.share = share
         self.loan.n_streams = n
         self.loan.streams = <LentStream *> zeroed(n * sizeof(LentStream))
+        self.loan.operators = <MovedOperator *> zeroed(operators * sizeof(MovedOperator))
         for i in range(n):
             self.loan.streams[i].wanted = <uint8_t *> zeroed(max_sessions)
             self.loan.streams[i].lent = <uint8_t *> zeroed(max_sessions)
             self.loan.streams[i].session_number = <uint64_t *> zeroed(max_sessions * 8)
             self.loan.streams[i].session_watermark = <int64_t *> zeroed(max_sessions * 8)
             self.loan.streams[i].next_row = <uint64_t *> zeroed(max_sessions * 8)
-            self.loan.streams[i].queries = <MovedQuery *> zeroed(queries_of_streams[i] * sizeof(MovedQuery))
         for stream, slot in wanted:
             if 0 <= stream < n and 0 <= slot < max_sessions:
                 self.loan.streams[<size_t> stream].wanted[<size_t> slot] = 1
@@ -254,8 +255,8 @@ cdef class LoanHandle:
                 free(self.loan.streams[i].session_number)
                 free(self.loan.streams[i].session_watermark)
                 free(self.loan.streams[i].next_row)
-                free(self.loan.streams[i].queries)
             free(self.loan.streams)
+            free(self.loan.operators)
             free(self.loan)
 
     def done(self, double timeout):

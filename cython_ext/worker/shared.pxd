@@ -14,7 +14,8 @@ Who writes what
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 
 from flexstream.cython_ext.wire.decoder cimport Decoder
-from flexstream.cython_ext.operators.panes cimport Pane, PaneSet
+from flexstream.cython_ext.operators.graph cimport MAX_PORTS
+from flexstream.cython_ext.operators.pane cimport Pane, PaneSet
 from flexstream.cython_ext.memory.ring cimport Ring
 
 cdef enum:
@@ -63,7 +64,7 @@ cdef struct Shared:
     int wake_fd[MAX_WORKERS]
 
 
-cdef struct Position:             # how far a query has come with a group
+cdef struct Position:             # how far an operator has come with a group
     int64_t watermark
     int64_t late_before
     int64_t fired_until
@@ -71,10 +72,11 @@ cdef struct Position:             # how far a query has come with a group
     uint32_t usual_keys
 
 
-cdef struct MovedQuery:
+cdef struct MovedOperator:
     uint64_t id
     bint absorbed                 # the new owner's
     Position position             # with ADOPT
+    int64_t watermark[MAX_PORTS]  # with ADOPT: of its inputs
     PaneSet panes                 # with DRAINED: the old owner may still write it when the new one has ADOPT
 
 
@@ -85,8 +87,6 @@ cdef struct MovedStream:
     uint64_t *session_number
     uint64_t *next_row
     uint8_t *counted
-    uint32_t n_queries
-    MovedQuery *queries
 
 
 cdef struct Move:                 # made and freed by the mover; in between it belongs to whoever has it in hand
@@ -96,6 +96,8 @@ cdef struct Move:                 # made and freed by the mover; in between it b
     uint32_t target
     uint32_t n_streams
     MovedStream *streams
+    uint32_t n_operators
+    MovedOperator *operators      # once each, however many streams feed them
     Connection *connections
     uint64_t n_connections
     uint64_t panes                # how much state went over
@@ -118,8 +120,6 @@ cdef struct LentStream:           # of the connections of one stream
     uint64_t *session_number
     int64_t *session_watermark
     uint64_t *next_row
-    uint32_t n_queries
-    MovedQuery *queries           # positions
 
 
 cdef struct Loan:                 # a split, or its end: made and freed by the mover, like a Move
@@ -130,13 +130,15 @@ cdef struct Loan:                 # a split, or its end: made and freed by the m
     uint32_t n_streams
     uint64_t share                # of the group's rows that the borrower should get, in percent
     LentStream *streams
+    uint32_t n_operators
+    MovedOperator *operators      # positions, of those that the borrower gets rows for
     Connection *connections
     uint64_t n_connections
     uint64_t done
     Loan *next
 
 
-cdef struct SharedQuery:
+cdef struct SharedOperator:
     uint64_t id
     PaneSet panes             # of which only the list is used
 
@@ -148,8 +150,8 @@ cdef struct Share:                # complete panes and the watermarks behind the
     uint32_t stream
     uint32_t group
     uint32_t n_slots
-    uint32_t n_queries
-    uint32_t taken                # queries whose panes the owner has
-    SharedQuery *queries
+    uint32_t n_operators
+    uint32_t taken                # operators whose panes the owner has
+    SharedOperator *operators
     uint32_t *slots
     int64_t *watermarks

@@ -7,7 +7,7 @@ changed nothing that a second call would repeat.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_plus
-from flexstream.cython_ext.operators.panes cimport Step
+from flexstream.cython_ext.operators.graph cimport Step
 from flexstream.cython_ext.worker.shared cimport Connection
 from flexstream.cython_ext.worker.worker cimport StreamState, WorkerState
 

@@ -7,7 +7,6 @@ from flexstream.cython_ext.wire.decoder cimport (
     DECODE_BARRIER, DECODE_EOS, DECODE_FAULT, DECODE_MARKER, DECODE_NEED, DECODE_ROWS, DECODE_WATERMARK, FRAME_ACK,
     FRAME_MAGIC, FRAME_VERSION, HEADER_BYTES, Decoded, decoder_next,
 )
-from flexstream.cython_ext.operators.firing cimport query_fire
 from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_DEL, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, send,
 )
@@ -16,8 +15,9 @@ from flexstream.cython_ext.includes.native cimport (
     fs_count, fs_load_acquire, fs_load_relaxed, fs_realtime_ns, fs_store_relaxed, fs_store_release,
 )
 from flexstream.cython_ext.memory.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_DONE
-from flexstream.cython_ext.operators.panes cimport (
-    STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_has_late_room,
+from flexstream.cython_ext.operators.edges cimport operator_flush, has_late_room
+from flexstream.cython_ext.operators.graph cimport (
+    STEP_DONE, STEP_MORE, STEP_WAIT, Input, Operator, Step, least_watermark,
 )
 from flexstream.cython_ext.memory.ring cimport Message, ring_push
 from flexstream.cython_ext.worker.shared cimport Connection
@@ -67,25 +67,25 @@ cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, c
     worker.item.session = stream.session_number[slot]
     worker.item.sequence = sequence
     worker.item.done = 0
-    worker.item.next_query = 0
-    worker.item.query_done = 0
+    worker.item.next_input = 0
+    worker.item.input_done = 0
     fs_count(&stream.received, n)
     fs_count(&stream.group_rows[group], n)
     fs_count(&worker.rows, n)
 
 
 cdef inline void account(StreamState *stream, uint32_t n) noexcept nogil:
-    """Every query has had them; what became of a row differs from query to query, and each counts that itself."""
+    """Every input has had them; what became of a row differs from input to input, and each counts that itself."""
     fs_count(&stream.accepted, n)
-    if stream.n_queries == 0:
+    if stream.n_inputs == 0:
         fs_count(&stream.unqueried, n)
 
 
 cdef Step run_item(WorkerState *worker) noexcept nogil:
-    """Batches through every query of the stream, until done or until a late row made a revision due."""
+    """Batches through every input of the stream, until done or until a late row made a revision due."""
     cdef Item *item = &worker.item
     cdef StreamState *stream = item.stream
-    cdef Query *query
+    cdef Input *input
     cdef uint32_t n
     cdef uint32_t i
     cdef Step step
@@ -97,29 +97,29 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
         worker.context.session = item.session
         worker.context.sequence = item.sequence + item.done
         worker.context.latest = stream.latest
-        while item.next_query < stream.n_queries:
-            query = stream.queries[item.next_query]
-            if fs_load_relaxed(&query.cancelled):
-                item.query_done = 0
-                item.next_query += 1
+        while item.next_input < stream.n_inputs:
+            input = stream.inputs[item.next_input]
+            if fs_load_relaxed(&input.op.cancelled):
+                item.input_done = 0
+                item.next_input += 1
                 continue
-            if not query_has_late_room(query, &worker.context, n):
+            if not has_late_room(input, &worker.context, n):
                 return STEP_WAIT
-            worker.context.batch_from = item.query_done
-            step = query.kernel(query, &worker.context, &query.sets[item.group],
-                                rows + <size_t> item.query_done * stream.row_bytes, n - item.query_done)
+            worker.context.batch_from = item.input_done
+            step = input.kernel(input, &worker.context, &input.op.sets[item.group],
+                                rows + <size_t> item.input_done * stream.row_bytes, n - item.input_done)
             if step == STEP_WAIT:
-                item.query_done += worker.context.done
+                item.input_done += worker.context.done
                 return STEP_WAIT
-            item.query_done = 0
-            item.next_query += 1
-        for i in range(stream.n_queries):
-            revise |= stream.queries[i].sets[item.group].dirty
+            item.input_done = 0
+            item.next_input += 1
+        for i in range(stream.n_inputs):
+            revise |= stream.inputs[i].op.sets[item.group].dirty
         account(stream, n)
         if FS_MOVES:
             sketch_rows(stream.sketches, item.group, rows, n, stream.row_bytes)
         item.done += n
-        item.next_query = 0
+        item.next_input = 0
     if revise:
         begin_revision(worker, stream, item.group)
     if item.done == item.n:
@@ -198,10 +198,23 @@ cdef inline void finish_advance(StreamState *stream, Advance *advance) noexcept 
     advance.group += 1
 
 
+cdef Step advance_input(WorkerState *worker, Input *input, const Advance *advance) noexcept nogil:
+    """What is due in the input's operator, now that the input has come so far."""
+    cdef Operator *op = input.op
+    cdef int64_t watermark
+    if advance.revise:
+        watermark = op.sets[advance.group].watermark
+    else:
+        input.watermark[advance.group] = advance.watermark
+        watermark = least_watermark(op, advance.group)
+        if watermark == NO_WATERMARK:
+            return STEP_DONE                # another input has not begun
+    return op.fire(op, &worker.context, advance.group, watermark)
+
+
 cdef Step run_advance(WorkerState *worker) noexcept nogil:
     cdef Advance *advance = &worker.advance
     cdef StreamState *stream = advance.stream
-    cdef Query *query
     cdef Step step
     cdef int64_t watermark
     while advance.group < advance.end:
@@ -225,14 +238,12 @@ cdef Step run_advance(WorkerState *worker) noexcept nogil:
                     fs_store_relaxed(<uint64_t *> &stream.watermark[advance.group], <uint64_t> watermark)
             advance.watermark = watermark
             advance.started = True
-            advance.next_query = 0
-        while advance.next_query < stream.n_queries:
-            query = stream.queries[advance.next_query]
-            watermark = query.sets[advance.group].watermark if advance.revise else advance.watermark
-            step = query_fire(query, &worker.context, advance.group, watermark)
+            advance.next_input = 0
+        while advance.next_input < stream.n_inputs:
+            step = advance_input(worker, stream.inputs[advance.next_input], advance)
             if step != STEP_DONE:
                 return step
-            advance.next_query += 1
+            advance.next_input += 1
         advance.started = False
         finish_advance(stream, advance)
     advance.stream = NULL
@@ -257,6 +268,15 @@ cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot,
     """
     if not stream.lent[<size_t> group * stream.max_sessions + slot]:
         note_session(stream, slot, group, watermark)
+
+
+cdef bint flush_stream(WorkerState *worker, StreamState *stream) noexcept nogil:
+    """What the stream's rows have led to so far goes to the reader. False: the reader is behind."""
+    cdef uint32_t i
+    cdef bint whole = True
+    for i in range(stream.n_inputs):
+        whole = operator_flush(stream.inputs[i].op, &worker.context) and whole
+    return whole
 
 
 # Connections
@@ -336,7 +356,6 @@ cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
     """Turn what the decoder found into the next piece of work."""
     cdef Connection *connection = worker.serving
     cdef StreamState *stream = worker.streams[connection.stream]
-    cdef uint32_t q
     if event == DECODE_ROWS:
         connection.rows += connection.decoder.n_rows
         begin_rows(worker, stream, connection.group, connection.decoder.rows, connection.decoder.n_rows,
@@ -350,8 +369,7 @@ cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
         raise_session(worker, stream, connection.slot, connection.group, END_OF_STREAM)
         begin_advance(worker, stream, connection.group, connection.group + 1)
     elif event == DECODE_MARKER:
-        for q in range(stream.n_queries):
-            query_flush(stream.queries[q], &worker.context)
+        flush_stream(worker, stream)
         report(worker, MARKER_SEEN, connection.stream, connection.slot, NULL, <int64_t> connection.decoder.value, 0)
     elif event == DECODE_BARRIER:
         fs_count(&worker.barriers, 1)
@@ -408,16 +426,14 @@ cdef Step worker_progress(WorkerState *worker) noexcept nogil:
 
 cdef void report_done_sessions(WorkerState *worker) noexcept nogil:
     """Behind the results of the session's last windows: who hears of the end finds them in the log."""
-    cdef uint32_t s, q, slot
+    cdef uint32_t s, slot
     cdef StreamState *stream
     cdef bint flushed
     for s in range(worker.n_streams):
         stream = worker.streams[s]
         if stream.n_done == 0:
             continue
-        flushed = True
-        for q in range(stream.n_queries):
-            flushed = query_flush(stream.queries[q], &worker.context) and flushed
+        flushed = flush_stream(worker, stream)
         for slot in range(stream.slots_high if flushed else 0):
             if stream.session_done[slot] and report(worker, SESSION_DONE, s, slot, NULL, stream.session_done[slot], 0):
                 stream.session_done[slot] = 0

@@ -2,7 +2,7 @@
 
 Threads and who writes what
 - the worker's thread writes everything in WorkerState but `mailbox.tail` and `stop_wanted`, and everything in the
-  StreamStates, Connections and Queries that were handed to it, from the order that brought them until the report
+  StreamStates, Connections, Operators and Inputs that were handed to it, from the order that brought them until the report
   that gives them back (CONNECTION_CLOSED, QUERY_GONE);
 - Python threads post orders under the owner's lock (so the mailbox has one producer at a time), read the out ring
   from one thread (the collector), and read counters at any time, relaxed;
@@ -23,7 +23,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 
 from flexstream.cython_ext.memory.arena cimport Arena
 from flexstream.cython_ext.wire.murmur3 cimport KeySpec
-from flexstream.cython_ext.operators.panes cimport Context, Query
+from flexstream.cython_ext.operators.graph cimport Context, Input, Operator
 from flexstream.cython_ext.expressions.program cimport Scratch
 from flexstream.cython_ext.memory.ring cimport Message, Ring
 from flexstream.cython_ext.worker.shared cimport Connection, Flags, Loan, Move, Share, Shared
@@ -31,7 +31,8 @@ from flexstream.cython_ext.worker.sketch cimport Sketches
 
 cdef enum:
     MAX_STREAMS = 64
-    MAX_QUERIES = 64              # per stream
+    MAX_INPUTS = 64               # that a stream feeds
+    MAX_OPERATORS = 4096          # of a worker
 
 cdef enum SessionState:
     SESSION_NONE = 0
@@ -46,7 +47,7 @@ cdef struct StreamState:
     uint32_t batch_rows
     uint32_t max_sessions
     uint32_t slots_high           # one past the highest slot in use
-    uint32_t n_queries
+    uint32_t n_inputs
     uint32_t hold
     KeySpec key
     int64_t unit_ns               # of a time
@@ -69,10 +70,10 @@ cdef struct StreamState:
     uint8_t *session_state        # [max_sessions]
     uint64_t *session_number      # [max_sessions] the place of the slot's session among all that the stream has had
     uint64_t *seen_ns             # [max_sessions] when the session was last heard of; read by Python
-    Query *queries[MAX_QUERIES]
+    Input *inputs[MAX_INPUTS]     # that it feeds
     uint64_t received
-    uint64_t accepted             # of these, worked off by every query that there was
-    uint64_t unqueried            # of these, with no query there
+    uint64_t accepted             # of these, worked off by every input that there was
+    uint64_t unqueried            # of these, with no input there
     uint32_t n_done               # sessions with ends that were not reported yet
     uint32_t *session_done        # [max_sessions] in how many groups
     uint64_t *group_rows          # [groups]
@@ -94,15 +95,15 @@ cdef struct Item:                 # the rows being worked on
     uint32_t group
     uint64_t session              # number of the session that they are of
     uint64_t sequence             # of the first of them, within session and group
-    uint32_t next_query           # queries before it have had the batch at `done`
-    uint32_t query_done           # rows of the batch that the next query has finished
+    uint32_t next_input           # inputs before it have had the batch at `done`
+    uint32_t input_done           # rows of the batch that the next input has finished
 
 
 cdef struct Advance:              # watermarks being passed on
     StreamState *stream
     uint32_t group
     uint32_t end
-    uint32_t next_query
+    uint32_t next_input
     bint started                  # the group's watermark is worked out
     bint revise                   # only revisions, the watermark stands
     int64_t watermark
@@ -144,6 +145,8 @@ cdef struct WorkerState:
     uint64_t block_bytes          # what one receive takes at most
     StreamState *streams[MAX_STREAMS]
     uint32_t n_streams
+    Operator *operators[MAX_OPERATORS]
+    uint32_t n_operators
     Connection *connections
     Connection *limbo             # closed, not yet reported: the out ring was full
     # the current item

@@ -24,7 +24,6 @@ from flexstream.cython_ext.memory.messages cimport (
     MARKER_SEEN, PING, PONG, QUERY_GONE, RECALL, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE,
     SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, SWEEP,
 )
-from flexstream.cython_ext.operators.panes cimport Query
 from flexstream.cython_ext.worker.placement cimport LoanHandle, MoveHandle, Placement
 from flexstream.cython_ext.expressions.program cimport Scratch
 from flexstream.cython_ext.operators.queries cimport QueryState
@@ -243,13 +242,14 @@ cdef class Worker:
         return handle
 
     def add_query(self, int stream, QueryState query):
-        self.lent[<size_t> query.query] = query
-        self.allocator.serve_output(&query.query.results)
-        self.allocator.serve_output(&query.query.late)
-        self.post_behind(order(ADD_QUERY, stream, 0, 0, query.query))
+        query.input.stream = stream
+        self.lent[<size_t> query.op] = query
+        self.allocator.serve_output(&query.op.out.results)
+        self.allocator.serve_output(&query.input.late)
+        self.post_behind(order(ADD_QUERY, stream, 0, 0, query.op))
 
     def drop_query(self, int stream, QueryState query):
-        self.post_behind(order(DROP_QUERY, stream, 0, 0, query.query))
+        self.post_behind(order(DROP_QUERY, stream, 0, 0, query.op))
 
     def close_windows(self, int stream, uint64_t query, int64_t end):
         """Windows up to `end` have fired in some group: they are closed in all. Only while no session counts."""
@@ -433,8 +433,8 @@ cdef class Worker:
             return ("session_awake", message.stream, message.slot)
         if message.kind == QUERY_GONE:
             query = <QueryState> self.lent.pop(<size_t> message.ptr)
-            self.allocator.forget_output(&(<QueryState> query).query.results)
-            self.allocator.forget_output(&(<QueryState> query).query.late)
+            self.allocator.forget_output(&(<QueryState> query).op.out.results)
+            self.allocator.forget_output(&(<QueryState> query).input.late)
             return ("query_gone", message.tag, message.value)
         if message.kind == GIVEN_BACK:
             bitmap, times = self.lent[<size_t> message.ptr]

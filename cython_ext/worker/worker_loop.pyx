@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.wire.decoder cimport FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
-from flexstream.cython_ext.operators.firing cimport close_until, query_fire
+from flexstream.cython_ext.operators.firing cimport close_until
 from flexstream.cython_ext.operators.folding cimport fold_slice, rest
 from flexstream.cython_ext.includes.linux cimport (
     CPU_SET, CPU_ZERO, EAGAIN, EINTR, MSG_DONTWAIT, cpu_set_t, epoll_event, epoll_wait, errno, read, recv,
@@ -20,10 +20,14 @@ from flexstream.cython_ext.memory.messages cimport (
     SWEEP,
 )
 from flexstream.cython_ext.worker.moving cimport (
-    drain, give_back_sockets, next_due_advance, peers_wait, query_of, quiescent, read_peer, sweep, take_socket, take_sockets,
+    drain, give_back_sockets, next_due_advance, peers_wait, operator_of, quiescent, read_peer, sweep, take_socket, take_sockets,
     waiting_peer, waits_for_order,
 )
-from flexstream.cython_ext.operators.panes cimport STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_release
+from flexstream.cython_ext.operators.edges cimport operator_flush
+from flexstream.cython_ext.operators.graph cimport (
+    STEP_DONE, STEP_MORE, STEP_WAIT, Input, Operator, Step, least_watermark,
+)
+from flexstream.cython_ext.operators.panes cimport operator_release
 from flexstream.cython_ext.worker.work_item cimport (
     END_OF_STREAM, NO_WATERMARK, ack_the_rest, begin_advance, begin_revision, begin_rows, believable, close_connection,
     is_working, look_at_clock, push_limbo, raise_session, report, send_ack, worker_progress,
@@ -33,7 +37,7 @@ from flexstream.cython_ext.worker.sampling cimport sample_if_wanted, sample_is_w
 from flexstream.cython_ext.worker.shared cimport Connection, Loan, Move
 from flexstream.cython_ext.worker.splitting cimport absorb_share, give_back, lend
 from flexstream.cython_ext.worker.worker cimport (
-    MAX_QUERIES, SESSION_IS_IDLE, SESSION_LIVE, SESSION_NONE, StreamState, WorkerState,
+    MAX_INPUTS, MAX_OPERATORS, SESSION_IS_IDLE, SESSION_LIVE, SESSION_NONE, StreamState, WorkerState,
 )
 
 cdef enum:
@@ -51,37 +55,70 @@ cdef enum:
 # Orders
 
 
-cdef void add_query(WorkerState *worker, StreamState *stream, Query *query) noexcept nogil:
-    """The query sees rows from here on; what the watermark has passed already is late for it."""
-    cdef uint32_t g
-    if stream.n_queries == MAX_QUERIES:
-        report(worker, QUERY_GONE, stream.index, 0, query, 1, query.id)
-        return
-    stream.queries[stream.n_queries] = query
-    stream.n_queries += 1
-    fs_store_relaxed(&query.counters.rows_before, stream.received)      # no rows are under way while an order is obeyed
-    for g in range(stream.groups):
-        if stream.owned[g] and stream.watermark[g] != NO_WATERMARK:
-            query_fire(query, &worker.context, g, stream.watermark[g])      # no panes yet: settles at once
-
-
-cdef void drop_query(WorkerState *worker, StreamState *stream, Query *query) noexcept nogil:
+cdef bint has_room_for(WorkerState *worker, const Operator *op) noexcept nogil:
     cdef uint32_t i
-    for i in range(stream.n_queries):
-        if stream.queries[i] == query:
-            stream.n_queries -= 1
-            stream.queries[i] = stream.queries[stream.n_queries]
-            stream.queries[stream.n_queries] = NULL
-            query_flush(query, &worker.context)
-            query_release(query, &worker.arena)
+    for i in range(op.n_inputs):
+        if worker.streams[op.inputs[i].stream].n_inputs + op.n_inputs > MAX_INPUTS:
+            return False
+    return worker.n_operators < MAX_OPERATORS
+
+
+cdef void add_input(StreamState *stream, Input *input) noexcept nogil:
+    cdef uint32_t g
+    stream.inputs[stream.n_inputs] = input
+    stream.n_inputs += 1
+    fs_store_relaxed(&input.counters.rows_before, stream.received)      # no rows are under way while an order is obeyed
+    for g in range(stream.groups):
+        if stream.owned[g]:
+            input.watermark[g] = stream.watermark[g]
+
+
+cdef void add_operator(WorkerState *worker, Operator *op) noexcept nogil:
+    """It sees rows from here on; what the watermark has passed already is late for it."""
+    cdef uint32_t i, g
+    cdef int64_t watermark
+    if not has_room_for(worker, op):
+        report(worker, QUERY_GONE, 0, 0, op, 1, op.id)
+        return
+    worker.operators[worker.n_operators] = op
+    worker.n_operators += 1
+    for i in range(op.n_inputs):
+        add_input(worker.streams[op.inputs[i].stream], op.inputs[i])
+    for g in range(op.groups):
+        watermark = least_watermark(op, g)
+        if watermark != NO_WATERMARK:
+            op.fire(op, &worker.context, g, watermark)      # no panes yet: settles at once
+
+
+cdef void drop_input(StreamState *stream, const Input *input) noexcept nogil:
+    cdef uint32_t i
+    for i in range(stream.n_inputs):
+        if stream.inputs[i] == input:
+            stream.n_inputs -= 1
+            stream.inputs[i] = stream.inputs[stream.n_inputs]
+            stream.inputs[stream.n_inputs] = NULL
+            return
+
+
+cdef void drop_operator(WorkerState *worker, Operator *op) noexcept nogil:
+    cdef uint32_t i, port
+    for i in range(worker.n_operators):
+        if worker.operators[i] == op:
+            worker.n_operators -= 1
+            worker.operators[i] = worker.operators[worker.n_operators]
+            worker.operators[worker.n_operators] = NULL
+            for port in range(op.n_inputs):
+                drop_input(worker.streams[op.inputs[port].stream], op.inputs[port])
+            operator_flush(op, &worker.context)
+            operator_release(op, &worker.arena)
             break
-    report(worker, QUERY_GONE, stream.index, 0, query, 0, query.id)
+    report(worker, QUERY_GONE, 0, 0, op, 0, op.id)
 
 
-cdef void close_windows(StreamState *stream, uint64_t number, int64_t end) noexcept nogil:
-    cdef Query *query = query_of(stream, number)        # NULL: it was dropped meanwhile
-    if query != NULL:
-        close_until(query, end)
+cdef void close_windows(WorkerState *worker, uint64_t number, int64_t end) noexcept nogil:
+    cdef Operator *op = operator_of(worker, number)       # NULL: it was dropped meanwhile
+    if op != NULL:
+        close_until(op, end)
 
 
 cdef inline void forget_loan(StreamState *stream, uint32_t group, size_t at) noexcept nogil:
@@ -164,9 +201,9 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
         if order.stream >= worker.n_streams:
             worker.n_streams = order.stream + 1
     elif order.kind == ADD_QUERY:
-        add_query(worker, stream, <Query *> order.ptr)
+        add_operator(worker, <Operator *> order.ptr)
     elif order.kind == DROP_QUERY:
-        drop_query(worker, stream, <Query *> order.ptr)
+        drop_operator(worker, <Operator *> order.ptr)
     elif order.kind == ADD_CONNECTION:
         hear(worker, stream, order.slot, now)
         take_socket(worker, <Connection *> order.ptr)
@@ -196,7 +233,7 @@ cdef void obey(WorkerState *worker, Message *order, uint64_t now) noexcept nogil
         else:
             begin_advance(worker, stream, order.group, order.group + 1)
     elif order.kind == CLOSE_WINDOWS:
-        close_windows(stream, order.tag, order.value)
+        close_windows(worker, order.tag, order.value)
     elif order.kind == PING:
         flush_outputs(worker)
         report(worker, PONG, 0, 0, NULL, 0, order.tag)
@@ -263,31 +300,28 @@ cdef bint send_acks(WorkerState *worker) noexcept nogil:
 
 
 cdef bint flush_outputs(WorkerState *worker) noexcept nogil:
-    cdef uint32_t s, q
+    cdef uint32_t i
     cdef bint whole = True
-    for s in range(worker.n_streams):
-        for q in range(worker.streams[s].n_queries):
-            whole = query_flush(worker.streams[s].queries[q], &worker.context) and whole
+    for i in range(worker.n_operators):
+        whole = operator_flush(worker.operators[i], &worker.context) and whole
     return whole
 
 
 cdef void fold_parts(WorkerState *worker) noexcept nogil:
-    """A slice for each query that has parts to fold. Assumes: nothing is being worked on."""
-    cdef uint32_t s, q
+    """A slice for each operator that has parts to fold. Assumes: nothing is being worked on."""
+    cdef uint32_t i
     cdef bint more = False
     if not worker.context.unfolded:
         return
-    for s in range(worker.n_streams):
-        for q in range(worker.streams[s].n_queries):
-            more = fold_slice(worker.streams[s].queries[q], &worker.arena) or more
+    for i in range(worker.n_operators):
+        more = fold_slice(worker.operators[i], &worker.arena) or more
     worker.context.unfolded = more
 
 
-cdef void rest_queries(WorkerState *worker) noexcept nogil:
-    cdef uint32_t s, q
-    for s in range(worker.n_streams):
-        for q in range(worker.streams[s].n_queries):
-            rest(worker.streams[s].queries[q], &worker.arena)
+cdef void rest_operators(WorkerState *worker) noexcept nogil:
+    cdef uint32_t i
+    for i in range(worker.n_operators):
+        rest(worker.operators[i], &worker.arena)
 
 
 cdef void wake_reader(WorkerState *worker) noexcept nogil:
@@ -528,7 +562,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
             timeout_ms = 1
         else:
             timeout_ms = ACK_TICK_MS if acks_wait or any_unacked(worker) else IDLE_TICK_MS
-            rest_queries(worker)
+            rest_operators(worker)
         before = fs_now_ns()
         fs_count(&worker.busy_ns, before - now)
         n = wait_for_events(worker, events, timeout_ms)

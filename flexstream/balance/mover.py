@@ -73,7 +73,7 @@ class Mover:
         placement: Placement,
         workers: list[Any],
         catalog: threading.RLock,
-        queries_of_streams: Callable[[], list[int]],
+        graph_size: Callable[[], tuple[int, int]],
         settle_catalog: Callable[[float], bool],
         follow: Callable[[list[int]], str | None],
         max_sessions: int,
@@ -84,7 +84,7 @@ class Mover:
         self._placement = placement
         self._workers = workers
         self._catalog = catalog
-        self._queries_of_streams = queries_of_streams
+        self._graph_size = graph_size
         self._settle_catalog = settle_catalog
         self._follow = follow
         self._max_sessions = max_sessions
@@ -93,7 +93,7 @@ class Mover:
         self._under_way: dict[int, GroupMove] = {}
         self._numbers = 0
         self._stopping = False
-        self.shared = Splits(placement, workers, queries_of_streams, max_sessions, lanes, ordered_queries)
+        self.shared = Splits(placement, workers, graph_size, max_sessions, lanes, ordered_queries)
         self.moved = 0
         self.nic_errors = 0
         self.history: deque[GroupMove] = deque(maxlen=HISTORY)
@@ -169,7 +169,7 @@ class Mover:
     def _new(self, group: int, source: int, target: int, reason: str) -> GroupMove:
         self._numbers += 1
         move = GroupMove(self._numbers, group, source, target, reason)
-        move.handle = MoveHandle(move.number, group, source, target, self._queries_of_streams(), self._max_sessions)
+        move.handle = MoveHandle(move.number, group, source, target, *self._graph_size(), self._max_sessions)
         self.history.append(move)
         return move
 
@@ -215,7 +215,7 @@ class Mover:
             move.state, move.error = "given up", why
         self._placement.grace(self._placement.publish((), groups), GRACE_S)
         for move in moves:
-            for stream in range(len(self._queries_of_streams())):
+            for stream in range(self._graph_size()[0]):
                 self._workers[move.source].advance(stream, move.group)
 
     def _tell_nic(self, moves: list[GroupMove]) -> None:

@@ -94,14 +94,14 @@ class Splits:
         self,
         placement: Placement,
         workers: Sequence[Any],
-        queries_of_streams: Callable[[], list[int]],
+        graph_size: Callable[[], tuple[int, int]],
         max_sessions: int,
         lanes: LaneSource,
         ordered_queries: Callable[[], list[str]],
     ) -> None:
         self._placement = placement
         self._workers = workers
-        self._queries_of_streams = queries_of_streams
+        self._graph_size = graph_size
         self._max_sessions = max_sessions
         self._standing: dict[int, Split] = {}
         self._begun: dict[int, list[Any]] = {}  # loans whose borrower has not answered yet
@@ -164,7 +164,7 @@ class Splits:
             raise EngineError(f"group {group} cannot be split: {why}", code="not_split")
 
     def _loan(self, group: int, owner: int, borrower: int, share: int, wanted: Iterable[tuple[int, int]] = ()) -> Any:
-        return LoanHandle(group, owner, borrower, share, self._queries_of_streams(), self._max_sessions, wanted)
+        return LoanHandle(group, owner, borrower, share, *self._graph_size(), self._max_sessions, wanted)
 
     def _refused(self, group: int, why: str) -> EngineError:
         self._placement.grace(self._placement.publish((), [group]), GRACE_S)

@@ -74,9 +74,9 @@ class Registry:
         """Those that need rows in the order of arrival."""
         return [name for name, running in list(self.queries.items()) if running.states[0].ordered]
 
-    def queries_of_streams(self) -> list[int]:
-        """How many queries workers may have of each stream."""
-        return [sum(q.stream is s for q in self._by_number.values()) for s in self.by_index]
+    def graph_size(self) -> tuple[int, int]:
+        """How many streams and operators workers may have."""
+        return len(self.by_index), len(self._by_number)
 
     # -- changes, by whoever holds both locks
 

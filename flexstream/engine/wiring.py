@@ -111,7 +111,7 @@ def wire(given: Settings) -> Parts:
     round_trips = RoundTrips(workers, collector.check_alive)
     lanes = LaneBook(registry.all_streams, owners, registry.ordered_queries)
     mover = Mover(
-        placement, workers, registry.changing, registry.queries_of_streams,
+        placement, workers, registry.changing, registry.graph_size,
         lambda timeout: registry.settle(timeout, round_trips.wait_for_workers), nic.follow, max_sessions,
         lanes=lanes, ordered_queries=registry.ordered_queries,
     )  # fmt: skip

@@ -4,10 +4,10 @@
 
 COMMIT is built in a venv of its own (kept under .cache); then old and new run in turn: YSB over rows in memory with
 tumbling and sliding windows, compiled and generic; 128 groups over loopback TCP from the C sender; batches of moves
-between two workers. Each side is a process that stays, an engine of its tree under this tree's measuring code
-(versus_side.py). A round is old, new, new again, and a second process of the new tree: two pairs, of which the second
-shows how far two runs of the same code lie apart ("new / new"); every other round goes backwards. A round in which a
-side did not do its work (a total is wrong, the code was not compiled) is void.
+between two workers, of which the median one counts. Each side is a process that stays, an engine of its tree under this
+tree's measuring code (versus_side.py). A round is old, new, new again, and a second process of the new tree: two pairs,
+of which the second shows how far two runs of the same code lie apart ("new / new"); every other round goes backwards. A
+round in which a side did not do its work (a total is wrong, the code was not compiled) is void.
 
 "ratio" is the worst case's median of new / old in rows (or moves) per second, target 0.98. A case below that is
 measured again in fresh processes with twice the pairs, and that counts. "CPU" is the same in CPU time of the workers'

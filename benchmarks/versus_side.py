@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -171,8 +172,13 @@ class Side:
         return time.perf_counter() - start, 0
 
     def _feed_and_move(self, data: Data) -> tuple[float, int]:
-        """After each slice all groups change workers, with the state that they have by then. Only moves are timed."""
-        seconds, moved, cpu_seconds = 0.0, 0, 0.0
+        """After each slice all groups change workers, with the state that they have by then. Only moves are timed.
+
+        The median batch stands for all: who takes a worker's core away for a moment decides the sum.
+        """
+        batches_s: list[float] = []
+        batches_cpu_s: list[float] = []
+        moved = 0
         nothing = data.slices[0][0][0][1][:0]
         for batches, until_ms in data.slices:
             for _ in range(self.work.repeats):
@@ -182,13 +188,14 @@ class Side:
                 targets = {group: 1 - worker for group, worker in enumerate(self.engine.placement())}
                 cpu_before, start = self.cpu_seconds(), time.perf_counter()
                 self.engine.move(targets)
-                seconds += time.perf_counter() - start
-                cpu_seconds += self.cpu_seconds() - cpu_before
+                batches_s.append(time.perf_counter() - start)
+                batches_cpu_s.append(self.cpu_seconds() - cpu_before)
                 moved += sum(worker == targets[group] for group, worker in enumerate(self.engine.placement()))
             self.engine.feed(self.name, nothing, watermark=until_ms)
         self.engine.finish()
-        self.cpu_before = self.cpu_seconds() - cpu_seconds  # the rows' own does not count
-        return seconds, moved
+        # The rows' own CPU time does not count.
+        self.cpu_before = self.cpu_seconds() - len(batches_cpu_s) * statistics.median(batches_cpu_s)
+        return len(batches_s) * statistics.median(batches_s), moved
 
 
 def serve(side: Side) -> None:

@@ -20,7 +20,6 @@ cdef bint tell(WorkerState *worker, uint32_t target, uint32_t kind, void *ptr) n
 cdef void wake(WorkerState *worker, uint32_t target) noexcept nogil
 cdef uint64_t ring_room(WorkerState *worker, uint32_t target) noexcept nogil
 cdef bint waits_for_order(const WorkerState *worker, const StreamState *stream, uint32_t group) noexcept nogil
-cdef void take_over(WorkerState *worker, Connection **handed) noexcept nogil
 cdef Operator *operator_of(WorkerState *worker, uint64_t number) noexcept nogil
 cdef void say_position(const Operator *op, uint32_t group, MovedOperator *moved) noexcept nogil
 cdef void begin_at(Operator *op, uint32_t group, const MovedOperator *moved) noexcept nogil
@@ -32,6 +31,3 @@ cdef bint peers_wait(WorkerState *worker) noexcept nogil
 cdef void read_peer(WorkerState *worker, uint32_t peer) noexcept nogil
 cdef uint32_t waiting_peer(WorkerState *worker) noexcept nogil
 cdef bint next_due_advance(WorkerState *worker) noexcept nogil
-cdef void take_socket(WorkerState *worker, Connection *connection) noexcept nogil
-cdef void take_sockets(WorkerState *worker, Connection **kept) noexcept nogil
-cdef void give_back_sockets(WorkerState *worker) noexcept nogil

@@ -1,29 +1,24 @@
 """See moving.pxd."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
 
-from flexstream.cython_ext.memory.arena cimport arena_size
-from flexstream.cython_ext.wire.decoder cimport FAULT_FENCED, FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
-from flexstream.cython_ext.operators.dense_pane cimport dense_settle_all
-from flexstream.cython_ext.includes.linux cimport (
-    EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, epoll_event, errno, send, write,
-)
+from flexstream.cython_ext.includes.linux cimport write
 from flexstream.cython_ext.includes.moves cimport FS_MOVES
 from flexstream.cython_ext.includes.native cimport (
     fs_count, fs_fence, fs_fetch_sub, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_store_relaxed, fs_store_release,
 )
+from flexstream.cython_ext.memory.arena cimport arena_size
 from flexstream.cython_ext.memory.messages cimport ADOPT, BORROW, DRAINED, GIVE_BACK, SHARE, SOCKET
+from flexstream.cython_ext.memory.ring cimport Message, Ring, ring_empty, ring_free_slots, ring_pop, ring_push
+from flexstream.cython_ext.operators.dense_pane cimport dense_settle_all
 from flexstream.cython_ext.operators.edges cimport operator_flush
 from flexstream.cython_ext.operators.panes cimport pane_bytes, panes_absorb, panes_reset
 from flexstream.cython_ext.operators.rolling cimport rolling_release
-from flexstream.cython_ext.worker.work_item cimport (
-    begin_advance, begin_revision, close_connection, detach, note_session, push_limbo,
-)
-from flexstream.cython_ext.memory.ring cimport Message, Ring, ring_empty, ring_free_slots, ring_pop, ring_push
+from flexstream.cython_ext.worker.connections cimport detach, take_over, take_socket, take_sockets
 from flexstream.cython_ext.worker.shared cimport Flags, Loan, MovedStream, Position, Share
 from flexstream.cython_ext.worker.splitting cimport absorb_share, borrow, take_back
-from flexstream.cython_ext.worker.worker cimport SESSION_NONE
+from flexstream.cython_ext.worker.work_item cimport begin_advance, begin_revision, note_session
 
 cdef enum:
     DEFERRED = 1                  # StreamState.deferred: revisions first,
@@ -67,9 +62,9 @@ cdef void quiescent(WorkerState *worker) noexcept nogil:
     if not FS_MOVES:
         return
     flags = <Flags *> <void *> fs_load_acquire(&worker.shared.flags)
-    if flags != worker.flags:
-        worker.flags = flags
-        fs_store_release(&worker.seen, flags.version)
+    if flags != worker.migration.flags:
+        worker.migration.flags = flags
+        fs_store_release(&worker.migration.seen, flags.version)
 
 
 # Sockets
@@ -78,151 +73,12 @@ cdef void quiescent(WorkerState *worker) noexcept nogil:
 cdef bint waits_for_order(const WorkerState *worker, const StreamState *stream, uint32_t group) noexcept nogil:
     """Whether the group's rows must stay unread here until its old owner has drained: a query needs their order."""
     cdef uint32_t i
-    if not worker.awaiting[group]:
+    if not worker.migration.awaiting[group]:
         return False
     for i in range(stream.n_inputs):
         if stream.inputs[i].op.ordered:
             return True
     return False
-
-
-cdef void attach(WorkerState *worker, Connection *connection) noexcept nogil:
-    """Link it in. Assumes: it was detached, or is new."""
-    cdef StreamState *stream = worker.streams[connection.stream]
-    stream.connection[<size_t> connection.group * stream.max_sessions + connection.slot] = connection
-    connection.previous = NULL
-    connection.next = worker.connections
-    if worker.connections != NULL:
-        worker.connections.previous = connection
-    worker.connections = connection
-    fs_store_relaxed(&worker.n_connections, worker.n_connections + 1)
-
-
-cdef void serve_from_now(WorkerState *worker, Connection *connection) noexcept nogil:
-    cdef epoll_event event
-    event.events = EPOLLIN
-    event.data.ptr = connection
-    if epoll_ctl(worker.epoll_fd, EPOLL_CTL_ADD, connection.fd, &event) != 0:
-        close_connection(worker, connection, -errno)
-
-
-cdef void add_connection(WorkerState *worker, Connection *connection) noexcept nogil:
-    """Fence an older connection of the same session and group, say which row is wanted next, begin to serve."""
-    cdef StreamState *stream = worker.streams[connection.stream]
-    cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
-    cdef uint64_t next_row
-    if stream.connection[at] != NULL:
-        close_connection(worker, stream.connection[at], FAULT_FENCED)
-    next_row = stream.next_row[at]
-    connection.session = stream.session_number[connection.slot]
-    connection.decoder.next_row = next_row
-    connection.acked_row = next_row
-    attach(worker, connection)
-    if stream.session_state[connection.slot] == SESSION_NONE:
-        close_connection(worker, connection, FAULT_NO_SESSION)
-        return
-    if worker.stopping:
-        close_connection(worker, connection, FAULT_SHUTTING_DOWN)
-        return
-    memcpy(connection.hello_ack + 24, &next_row, 8)
-    if send(connection.fd, connection.hello_ack, connection.hello_ack_n, MSG_DONTWAIT | MSG_NOSIGNAL) \
-            != <int64_t> connection.hello_ack_n:
-        close_connection(worker, connection, -errno)
-    else:
-        serve_from_now(worker, connection)
-
-
-cdef void take_socket(WorkerState *worker, Connection *connection) noexcept nogil:
-    """Of the acceptor, or forwarded: serve it, keep it until the group is adopted, or send it to whoever serves it."""
-    cdef StreamState *stream = worker.streams[connection.stream]
-    cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
-    cdef uint32_t owner
-    if stream.owned[connection.group] and waits_for_order(worker, stream, connection.group):
-        connection.next = worker.parked
-        worker.parked = connection
-        return
-    if stream.borrowed[at] or (stream.owned[connection.group] and not stream.lent[at]):
-        add_connection(worker, connection)
-        return
-    if stream.owned[connection.group]:
-        owner = stream.lent[at] - 1
-    else:
-        owner = <uint32_t> fs_load_acquire(&worker.shared.placement[connection.group])
-    if owner == worker.index:
-        connection.next = worker.parked
-        worker.parked = connection
-    elif ring_room(worker, owner):
-        tell(worker, owner, SOCKET, connection)
-        wake(worker, owner)
-    else:
-        connection.next = worker.held_sockets
-        worker.held_sockets = connection
-
-
-cdef void take_sockets(WorkerState *worker, Connection **kept) noexcept nogil:
-    """All that were kept in the list; those that must still wait are kept again."""
-    cdef Connection *connection = kept[0]
-    cdef Connection *following
-    kept[0] = NULL
-    while connection != NULL:
-        following = connection.next
-        take_socket(worker, connection)
-        connection = following
-
-
-cdef bint is_stranger(const WorkerState *worker, const Connection *connection) noexcept nogil:
-    """Whether the connection's session has ended, and another may have the slot, since it was detached."""
-    cdef const StreamState *stream = worker.streams[connection.stream]
-    return stream.session_state[connection.slot] == SESSION_NONE \
-        or stream.session_number[connection.slot] != connection.session
-
-
-cdef void turn_away(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil:
-    """Give a connection that is not attached here to Python, which tells the peer why and closes the socket."""
-    connection.closed_why = why
-    connection.previous = NULL
-    connection.next = worker.limbo
-    worker.limbo = connection
-
-
-cdef void take_over(WorkerState *worker, Connection **handed) noexcept nogil:
-    """Serve the connections of a parcel, which another worker has detached."""
-    cdef Connection *connection = handed[0]
-    cdef Connection *following
-    handed[0] = NULL
-    while connection != NULL:
-        following = connection.next
-        if is_stranger(worker, connection):
-            turn_away(worker, connection, 0 if connection.decoder.ended else FAULT_NO_SESSION)
-            connection = following
-            continue
-        attach(worker, connection)
-        if worker.stopping:
-            close_connection(worker, connection, FAULT_SHUTTING_DOWN)
-        else:
-            serve_from_now(worker, connection)
-        connection = following
-
-
-cdef void give_back_list(WorkerState *worker, Connection **kept) noexcept nogil:
-    cdef Connection *connection = kept[0]
-    cdef Connection *following
-    kept[0] = NULL
-    while connection != NULL:
-        following = connection.next
-        turn_away(worker, connection, FAULT_SHUTTING_DOWN)
-        connection = following
-
-
-cdef void give_back_sockets(WorkerState *worker) noexcept nogil:
-    """The worker ends: what it kept for later goes back to Python."""
-    cdef Move *move = worker.adopting
-    give_back_list(worker, &worker.parked)
-    give_back_list(worker, &worker.held_sockets)
-    while move != NULL:
-        give_back_list(worker, &move.connections)
-        move = move.next
-    push_limbo(worker)
 
 
 cdef void take_over_unordered(WorkerState *worker, Move *move) noexcept nogil:
@@ -364,8 +220,8 @@ cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
         count_panes(move, op, panes)
         panes_reset(panes)
     fs_count(&worker.arena.in_use, -move.bytes)
-    move.out_head = &worker.out.head
-    move.out_tail = worker.out.tail
+    move.out_head = &worker.mail.out.head
+    move.out_tail = worker.mail.out.tail
     move.drained_ns = fs_now_ns()
     tell(worker, target, DRAINED, move)
     fs_fetch_sub(&worker.shared.counter[move.group], 1)
@@ -403,7 +259,7 @@ cdef void adopt(WorkerState *worker, Move *move) noexcept nogil:
     """The group is ours. Its sockets are served from here on; it fires when the old owner has drained."""
     cdef uint32_t s, i
     cdef Operator *op
-    worker.awaiting[move.group] = 1
+    worker.migration.awaiting[move.group] = 1
     for i in range(move.n_operators):
         op = operator_of(worker, move.operators[i].id)
         if op != NULL:
@@ -412,9 +268,9 @@ cdef void adopt(WorkerState *worker, Move *move) noexcept nogil:
         adopt_stream(worker.streams[s], move, &move.streams[s])
     take_over_unordered(worker, move)
     move.adopted_ns = fs_now_ns()
-    move.next = worker.adopting
-    worker.adopting = move
-    take_sockets(worker, &worker.parked)
+    move.next = worker.migration.adopting
+    worker.migration.adopting = move
+    take_sockets(worker, &worker.migration.parked)
 
 
 cdef bint absorb(WorkerState *worker, Move *move) noexcept nogil:
@@ -452,7 +308,7 @@ cdef void read_peer(WorkerState *worker, uint32_t peer) noexcept nogil:
         borrow(worker, <Loan *> message.ptr)
     elif message.kind == SHARE:
         if not absorb_share(worker, <Share *> message.ptr):
-            worker.share = <Share *> message.ptr
+            worker.migration.share = <Share *> message.ptr
     elif message.kind == GIVE_BACK:
         take_back(worker, <Loan *> message.ptr)
 
@@ -478,19 +334,19 @@ cdef inline bint results_are_read(const Move *move) noexcept nogil:
 
 cdef bint next_due_advance(WorkerState *worker) noexcept nogil:
     """Go on with moves to here. True: an advance was begun, and has to be worked off before the next call."""
-    cdef Move *move = worker.adopting
+    cdef Move *move = worker.migration.adopting
     cdef Move *previous = NULL
     cdef Move *following
     cdef StreamState *stream
     cdef uint32_t s
     while move != NULL:
         following = move.next
-        if move.drained and worker.awaiting[move.group] and results_are_read(move) and absorb(worker, move):
-            worker.awaiting[move.group] = 0
+        if move.drained and worker.migration.awaiting[move.group] and results_are_read(move) and absorb(worker, move):
+            worker.migration.awaiting[move.group] = 0
             move.absorbed_ns = fs_now_ns()
             take_over(worker, &move.connections)        # those that waited for it
-            take_sockets(worker, &worker.parked)
-        if not worker.awaiting[move.group] and fs_load_acquire(&worker.shared.counter[move.group]) == 0:
+            take_sockets(worker, &worker.migration.parked)
+        if not worker.migration.awaiting[move.group] and fs_load_acquire(&worker.shared.counter[move.group]) == 0:
             for s in range(worker.n_streams):
                 stream = worker.streams[s]
                 if stream.deferred[move.group] == DEFERRED:
@@ -502,7 +358,7 @@ cdef bint next_due_advance(WorkerState *worker) noexcept nogil:
                     begin_advance(worker, stream, move.group, move.group + 1)
                     return True
             if previous == NULL:
-                worker.adopting = following
+                worker.migration.adopting = following
             else:
                 previous.next = following
             fs_store_release(&move.done, 1)     # the mover's again

@@ -13,7 +13,7 @@ cdef void sample_sockets(WorkerState *worker) noexcept nogil
 
 
 cdef inline bint sample_is_wanted(WorkerState *worker) noexcept nogil:
-    return fs_load_relaxed(&worker.sample_wanted) != worker.sampled
+    return fs_load_relaxed(&worker.sample_wanted) != worker.counters.sampled
 
 
 cdef inline void sample_if_wanted(WorkerState *worker) noexcept nogil:

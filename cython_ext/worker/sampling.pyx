@@ -5,6 +5,7 @@ from libc.string cimport memset
 
 from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_now_ns, fs_store_relaxed, fs_store_release
 from flexstream.cython_ext.worker.shared cimport Connection
+from flexstream.cython_ext.worker.work_item cimport rows_left
 from flexstream.cython_ext.worker.worker cimport StreamState
 
 cdef extern from "<sys/ioctl.h>" nogil:
@@ -20,11 +21,11 @@ cdef enum:
 cdef void sample_links(WorkerState *worker) noexcept nogil:
     """How many connections each group has here, and how busy these are."""
     cdef uint64_t now = fs_now_ns()
-    cdef uint64_t elapsed = now - worker.sampled_ns
-    cdef Connection *connection = worker.connections
+    cdef uint64_t elapsed = now - worker.counters.sampled_ns
+    cdef Connection *connection = worker.net.connections
     cdef StreamState *stream
     cdef uint32_t s, g
-    worker.sampled_ns = now
+    worker.counters.sampled_ns = now
     for s in range(worker.n_streams):
         stream = worker.streams[s]
         for g in range(stream.groups):
@@ -47,7 +48,7 @@ cdef void sample_links(WorkerState *worker) noexcept nogil:
 
 cdef void sample_sockets(WorkerState *worker) noexcept nogil:
     cdef uint64_t wanted = fs_load_acquire(&worker.sample_wanted)
-    cdef Connection *connection = worker.connections
+    cdef Connection *connection = worker.net.connections
     cdef StreamState *stream
     cdef uint64_t rows
     cdef uint32_t s, g
@@ -65,7 +66,5 @@ cdef void sample_sockets(WorkerState *worker) noexcept nogil:
         for g in range(stream.groups):
             rows = stream.counting[g] // stream.row_bytes
             fs_store_relaxed(&stream.arrived[g], rows + stream.group_rows[g] - stream.fed_rows[g])
-            if worker.item.stream == stream and worker.item.group == g:
-                rows += worker.item.n - worker.item.done        # begun, and held up by a missing block or memory
-            fs_store_relaxed(&stream.waiting[g], rows)
-    fs_store_release(&worker.sampled, wanted)
+            fs_store_relaxed(&stream.waiting[g], rows + rows_left(&worker.work, stream, g))
+    fs_store_release(&worker.counters.sampled, wanted)

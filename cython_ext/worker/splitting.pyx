@@ -9,13 +9,14 @@ from flexstream.cython_ext.operators.firing cimport settle
 from flexstream.cython_ext.includes.native cimport fs_count, fs_load_acquire, fs_store_release
 from flexstream.cython_ext.memory.messages cimport BORROW, GIVE_BACK, SHARE
 from flexstream.cython_ext.worker.moving cimport (
-    begin_at, bytes_of_pane, operator_of, ring_room, say_position, take_over, tell, wake,
+    begin_at, bytes_of_pane, operator_of, ring_room, say_position, tell, wake,
 )
 from flexstream.cython_ext.operators.graph cimport Input, Operator, is_first_of_stream, least_watermark
 from flexstream.cython_ext.operators.pane cimport Pane, PaneSet
 from flexstream.cython_ext.operators.panes cimport list_release, list_skip, mark_dirty, panes_absorb, panes_reset
 from flexstream.cython_ext.operators.windower cimport Windower, pane_end, pane_of
-from flexstream.cython_ext.worker.work_item cimport begin_advance, detach, note_session
+from flexstream.cython_ext.worker.connections cimport detach, take_over
+from flexstream.cython_ext.worker.work_item cimport begin_advance, note_session
 from flexstream.cython_ext.worker.shared cimport Connection, LentStream, SharedOperator
 
 

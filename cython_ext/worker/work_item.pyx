@@ -3,29 +3,23 @@
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from flexstream.cython_ext.wire.decoder cimport (
-    DECODE_BARRIER, DECODE_EOS, DECODE_FAULT, DECODE_MARKER, DECODE_NEED, DECODE_ROWS, DECODE_WATERMARK, FRAME_ACK,
-    FRAME_MAGIC, FRAME_VERSION, HEADER_BYTES, Decoded, decoder_next,
-)
-from flexstream.cython_ext.includes.linux cimport (
-    EPOLL_CTL_DEL, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, send,
-)
 from flexstream.cython_ext.includes.moves cimport FS_MOVES
 from flexstream.cython_ext.includes.native cimport (
     fs_count, fs_load_acquire, fs_load_relaxed, fs_realtime_ns, fs_store_relaxed, fs_store_release,
 )
-from flexstream.cython_ext.memory.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_DONE
-from flexstream.cython_ext.operators.edges cimport operator_flush, has_late_room
-from flexstream.cython_ext.operators.graph cimport (
-    STEP_DONE, STEP_MORE, STEP_WAIT, Input, Operator, Step, least_watermark,
-)
+from flexstream.cython_ext.memory.messages cimport MARKER_SEEN, SESSION_DONE
 from flexstream.cython_ext.memory.ring cimport Message, ring_push
+from flexstream.cython_ext.operators.edges cimport has_late_room, operator_flush
+from flexstream.cython_ext.operators.graph cimport STEP_DONE, STEP_WAIT, Input, Operator, Step, least_watermark
+from flexstream.cython_ext.wire.decoder cimport (
+    DECODE_BARRIER, DECODE_EOS, DECODE_FAULT, DECODE_MARKER, DECODE_NEED, DECODE_ROWS, DECODE_WATERMARK, Decoded,
+    decoder_next,
+)
+from flexstream.cython_ext.worker.connections cimport ack_the_rest, close_connection, send_ack
 from flexstream.cython_ext.worker.shared cimport Connection
 from flexstream.cython_ext.worker.sketch cimport sketch_rows
 from flexstream.cython_ext.worker.splitting cimport contribute
-from flexstream.cython_ext.worker.worker cimport (
-    SESSION_IS_IDLE, SESSION_LIVE, Advance, Item, StreamState, WorkerState,
-)
+from flexstream.cython_ext.worker.worker cimport ADVANCE_TASK, SESSION_IS_IDLE, SESSION_LIVE, TaskPlace, TaskRun
 
 NO_WATERMARK = INT64_MIN
 END_OF_STREAM = INT64_MAX
@@ -41,7 +35,7 @@ cdef bint report(WorkerState *worker, uint32_t kind, uint32_t stream, uint32_t s
     message.ptr = ptr
     message.value = value
     message.tag = tag
-    return ring_push(&worker.out, &message)
+    return ring_push(&worker.mail.out, &message)
 
 
 # Rows
@@ -58,20 +52,34 @@ cdef void look_at_clock(WorkerState *worker) noexcept nogil:
             bound_times(worker.streams[s], now)
 
 
+cdef inline Task *begin(WorkerState *worker, TaskPlace place, TaskRun run, StreamState *stream,
+                        uint32_t group) noexcept nogil:
+    """The task at that place, from now on with something to do. Assumes: it has none."""
+    cdef Task *task = &worker.work.tasks[<int> place]
+    worker.work.pending |= 1 << place
+    task.run = run
+    task.stream = stream
+    task.group = group
+    task.next_input = 0
+    return task
+
+
+cdef inline void finish(WorkerState *worker, TaskPlace place) noexcept nogil:
+    worker.work.pending &= ~(<uint32_t> 1 << place)
+
+
 cdef void begin_rows(WorkerState *worker, StreamState *stream, uint32_t group, const unsigned char *rows,
                      size_t n, uint32_t slot, uint64_t sequence) noexcept nogil:
-    worker.item.stream = stream
-    worker.item.group = group
-    worker.item.rows = rows
-    worker.item.n = n
-    worker.item.session = stream.session_number[slot]
-    worker.item.sequence = sequence
-    worker.item.done = 0
-    worker.item.next_input = 0
-    worker.item.input_done = 0
+    cdef Task *task = begin(worker, ROWS_TASK, run_rows, stream, group)
+    task.rows = rows
+    task.n = n
+    task.session = stream.session_number[slot]
+    task.sequence = sequence
+    task.done = 0
+    task.input_done = 0
     fs_count(&stream.received, n)
     fs_count(&stream.group_rows[group], n)
-    fs_count(&worker.rows, n)
+    fs_count(&worker.counters.rows, n)
 
 
 cdef inline void account(StreamState *stream, uint32_t n) noexcept nogil:
@@ -81,49 +89,48 @@ cdef inline void account(StreamState *stream, uint32_t n) noexcept nogil:
         fs_count(&stream.unqueried, n)
 
 
-cdef Step run_item(WorkerState *worker) noexcept nogil:
+cdef Step run_rows(WorkerState *worker, Task *task) noexcept nogil:
     """Batches through every input of the stream, until done or until a late row made a revision due."""
-    cdef Item *item = &worker.item
-    cdef StreamState *stream = item.stream
+    cdef StreamState *stream = task.stream
     cdef Input *input
     cdef uint32_t n
     cdef uint32_t i
     cdef Step step
     cdef const unsigned char *rows
     cdef bint revise = False
-    while item.done < item.n and not revise:
-        n = stream.batch_rows if item.n - item.done > stream.batch_rows else <uint32_t> (item.n - item.done)
-        rows = item.rows + item.done * stream.row_bytes
-        worker.context.session = item.session
-        worker.context.sequence = item.sequence + item.done
+    while task.done < task.n and not revise:
+        n = stream.batch_rows if task.n - task.done > stream.batch_rows else <uint32_t> (task.n - task.done)
+        rows = task.rows + task.done * stream.row_bytes
+        worker.context.session = task.session
+        worker.context.sequence = task.sequence + task.done
         worker.context.latest = stream.latest
-        while item.next_input < stream.n_inputs:
-            input = stream.inputs[item.next_input]
+        while task.next_input < stream.n_inputs:
+            input = stream.inputs[task.next_input]
             if fs_load_relaxed(&input.op.cancelled):
-                item.input_done = 0
-                item.next_input += 1
+                task.input_done = 0
+                task.next_input += 1
                 continue
             if not has_late_room(input, &worker.context, n):
                 return STEP_WAIT
-            worker.context.batch_from = item.input_done
-            step = input.kernel(input, &worker.context, &input.op.sets[item.group],
-                                rows + <size_t> item.input_done * stream.row_bytes, n - item.input_done)
+            worker.context.batch_from = task.input_done
+            step = input.kernel(input, &worker.context, &input.op.sets[task.group],
+                                rows + <size_t> task.input_done * stream.row_bytes, n - task.input_done)
             if step == STEP_WAIT:
-                item.input_done += worker.context.done
+                task.input_done += worker.context.done
                 return STEP_WAIT
-            item.input_done = 0
-            item.next_input += 1
+            task.input_done = 0
+            task.next_input += 1
         for i in range(stream.n_inputs):
-            revise |= stream.inputs[i].op.sets[item.group].dirty
+            revise |= stream.inputs[i].op.sets[task.group].dirty
         account(stream, n)
         if FS_MOVES:
-            sketch_rows(stream.sketches, item.group, rows, n, stream.row_bytes)
-        item.done += n
-        item.next_input = 0
+            sketch_rows(stream.sketches, task.group, rows, n, stream.row_bytes)
+        task.done += n
+        task.next_input = 0
     if revise:
-        begin_revision(worker, stream, item.group)
-    if item.done == item.n:
-        item.stream = NULL
+        begin_revision(worker, stream, task.group)
+    if task.done == task.n:
+        finish(worker, ROWS_TASK)
     return STEP_DONE
 
 
@@ -161,22 +168,22 @@ cdef int64_t group_minimum(const StreamState *stream, uint32_t group) noexcept n
 
 
 cdef void begin_advance(WorkerState *worker, StreamState *stream, uint32_t group, uint32_t end) noexcept nogil:
-    worker.advance.stream = stream
-    worker.advance.group = group
-    worker.advance.end = end
-    worker.advance.started = False
-    worker.advance.revise = False
+    """Of the groups from `group` to `end - 1`."""
+    cdef Task *task = begin(worker, ADVANCE_TASK, run_advance, stream, group)
+    task.end = end
+    task.started = False
+    task.revise = False
 
 
 cdef void begin_revision(WorkerState *worker, StreamState *stream, uint32_t group) noexcept nogil:
     """Windows that have fired and changed since fire again."""
     begin_advance(worker, stream, group, group + 1)
-    worker.advance.revise = True
+    worker.work.tasks[<int> ADVANCE_TASK].revise = True
 
 
 cdef bint owed(WorkerState *worker, uint32_t group) noexcept nogil:
     """Whether somebody else may still have rows of the group: then nothing of it fires."""
-    return FS_MOVES and worker.flags.flag[group] and (worker.awaiting[group]
+    return FS_MOVES and worker.migration.flags.flag[group] and (worker.migration.awaiting[group]
                                                       or fs_load_acquire(&worker.shared.counter[group]) != 0)
 
 
@@ -192,61 +199,60 @@ cdef void count_ends(StreamState *stream, uint32_t group) noexcept nogil:
             stream.session_done[slot] += 1
 
 
-cdef inline void finish_advance(StreamState *stream, Advance *advance) noexcept nogil:
-    if stream.ends_due[advance.group]:
-        count_ends(stream, advance.group)
-    advance.group += 1
+cdef inline void finish_group(StreamState *stream, Task *task) noexcept nogil:
+    if stream.ends_due[task.group]:
+        count_ends(stream, task.group)
+    task.group += 1
 
 
-cdef Step advance_input(WorkerState *worker, Input *input, const Advance *advance) noexcept nogil:
+cdef Step advance_input(WorkerState *worker, Input *input, const Task *task) noexcept nogil:
     """What is due in the input's operator, now that the input has come so far."""
     cdef Operator *op = input.op
     cdef int64_t watermark
-    if advance.revise:
-        watermark = op.sets[advance.group].watermark
+    if task.revise:
+        watermark = op.sets[task.group].watermark
     else:
-        input.watermark[advance.group] = advance.watermark
-        watermark = least_watermark(op, advance.group)
+        input.watermark[task.group] = task.watermark
+        watermark = least_watermark(op, task.group)
         if watermark == NO_WATERMARK:
             return STEP_DONE                # another input has not begun
-    return op.fire(op, &worker.context, advance.group, watermark)
+    return op.fire(op, &worker.context, task.group, watermark)
 
 
-cdef Step run_advance(WorkerState *worker) noexcept nogil:
-    cdef Advance *advance = &worker.advance
-    cdef StreamState *stream = advance.stream
+cdef Step run_advance(WorkerState *worker, Task *task) noexcept nogil:
+    cdef StreamState *stream = task.stream
     cdef Step step
     cdef int64_t watermark
-    while advance.group < advance.end:
-        if not advance.started:
-            if not stream.owned[advance.group]:
-                if stream.borrows[advance.group] and not contribute(worker, stream, advance.group, False):
+    while task.group < task.end:
+        if not task.started:
+            if not stream.owned[task.group]:
+                if stream.borrows[task.group] and not contribute(worker, stream, task.group, False):
                     return STEP_WAIT
-                advance.group += 1
+                task.group += 1
                 continue
-            if owed(worker, advance.group):
-                stream.deferred[advance.group] = 1
-                advance.group += 1
+            if owed(worker, task.group):
+                stream.deferred[task.group] = 1
+                task.group += 1
                 continue
             watermark = NO_WATERMARK
-            if not advance.revise:
-                watermark = group_minimum(stream, advance.group)
-                if watermark == NO_WATERMARK or watermark <= stream.watermark[advance.group]:
-                    finish_advance(stream, advance)
+            if not task.revise:
+                watermark = group_minimum(stream, task.group)
+                if watermark == NO_WATERMARK or watermark <= stream.watermark[task.group]:
+                    finish_group(stream, task)
                     continue
                 if watermark != END_OF_STREAM:
-                    fs_store_relaxed(<uint64_t *> &stream.watermark[advance.group], <uint64_t> watermark)
-            advance.watermark = watermark
-            advance.started = True
-            advance.next_input = 0
-        while advance.next_input < stream.n_inputs:
-            step = advance_input(worker, stream.inputs[advance.next_input], advance)
+                    fs_store_relaxed(<uint64_t *> &stream.watermark[task.group], <uint64_t> watermark)
+            task.watermark = watermark
+            task.started = True
+            task.next_input = 0
+        while task.next_input < stream.n_inputs:
+            step = advance_input(worker, stream.inputs[task.next_input], task)
             if step != STEP_DONE:
                 return step
-            advance.next_input += 1
-        advance.started = False
-        finish_advance(stream, advance)
-    advance.stream = NULL
+            task.next_input += 1
+        task.started = False
+        finish_group(stream, task)
+    finish(worker, ADVANCE_TASK)
     return STEP_DONE
 
 
@@ -279,82 +285,17 @@ cdef bint flush_stream(WorkerState *worker, StreamState *stream) noexcept nogil:
     return whole
 
 
-# Connections
-
-
-cdef void ack_the_rest(Connection *connection) noexcept nogil:
-    """Nothing more will come on it: what is not acknowledged now never is."""
-    if connection.ack_bytes and connection.decoder.next_row > connection.acked_row:
-        send_ack(connection)
-
-
-cdef void send_ack(Connection *connection) noexcept nogil:
-    """Tell the producer what it may forget. A full socket loses nothing: the next ACK says more."""
-    cdef unsigned char frame[HEADER_BYTES]
-    cdef uint64_t next_row = connection.decoder.next_row
-    memset(frame, 0, HEADER_BYTES)
-    frame[0] = FRAME_MAGIC & 0xFF
-    frame[1] = FRAME_MAGIC >> 8
-    frame[2] = FRAME_VERSION
-    frame[3] = FRAME_ACK
-    frame[6] = connection.group & 0xFF
-    frame[7] = connection.group >> 8
-    memcpy(frame + 24, &next_row, 8)
-    if send(connection.fd, frame, HEADER_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL) == HEADER_BYTES:
-        connection.acked_row = next_row
-        connection.unacked_bytes = 0
-
-
-cdef void push_limbo(WorkerState *worker) noexcept nogil:
-    cdef Connection *connection
-    cdef Connection *following
-    while worker.limbo != NULL:
-        connection = worker.limbo
-        following = connection.next         # once reported, Python may free it
-        if not report(worker, CONNECTION_CLOSED, connection.stream, connection.slot, connection,
-                      connection.closed_why, connection.id):
-            return
-        worker.limbo = following
-
-
-cdef void detach(WorkerState *worker, Connection *connection) noexcept nogil:
-    """Stop serving it."""
-    cdef StreamState *stream = worker.streams[connection.stream]
-    cdef size_t at = <size_t> connection.group * stream.max_sessions + connection.slot
-    epoll_ctl(worker.epoll_fd, EPOLL_CTL_DEL, connection.fd, NULL)
-    if stream.connection[at] == connection:
-        stream.connection[at] = NULL
-        stream.next_row[at] = connection.decoder.next_row
-    if connection.previous != NULL:
-        connection.previous.next = connection.next
-    else:
-        worker.connections = connection.next
-    if connection.next != NULL:
-        connection.next.previous = connection.previous
-    if worker.serving == connection:
-        worker.serving = NULL
-    fs_store_relaxed(&worker.n_connections, worker.n_connections - 1)
-    worker.detached += 1
-
-
-cdef void close_connection(WorkerState *worker, Connection *connection, int64_t why) noexcept nogil:
-    """Stop serving it and give it back to Python, which tells the peer why and closes the socket."""
-    detach(worker, connection)
-    connection.closed_why = why
-    connection.next = worker.limbo
-    connection.previous = NULL
-    worker.limbo = connection
-    push_limbo(worker)
+# Received bytes
 
 
 cdef void keep_carry(WorkerState *worker, Connection *connection) noexcept nogil:
-    connection.carry_n = worker.bytes_n - worker.bytes_at
-    memcpy(connection.carry, worker.block + worker.bytes_at, connection.carry_n)
+    connection.carry_n = worker.net.bytes_n - worker.net.bytes_at
+    memcpy(connection.carry, worker.net.block + worker.net.bytes_at, connection.carry_n)
 
 
 cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
     """Turn what the decoder found into the next piece of work."""
-    cdef Connection *connection = worker.serving
+    cdef Connection *connection = worker.net.serving
     cdef StreamState *stream = worker.streams[connection.stream]
     if event == DECODE_ROWS:
         connection.rows += connection.decoder.n_rows
@@ -372,13 +313,13 @@ cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
         flush_stream(worker, stream)
         report(worker, MARKER_SEEN, connection.stream, connection.slot, NULL, <int64_t> connection.decoder.value, 0)
     elif event == DECODE_BARRIER:
-        fs_count(&worker.barriers, 1)
+        fs_count(&worker.counters.barriers, 1)
 
 
 cdef void finish_bytes(WorkerState *worker) noexcept nogil:
-    cdef Connection *connection = worker.serving
+    cdef Connection *connection = worker.net.serving
     keep_carry(worker, connection)
-    worker.serving = NULL
+    worker.net.serving = NULL
     if connection.ack_bytes and connection.unacked_bytes >= connection.ack_bytes \
             and connection.decoder.next_row > connection.acked_row:
         send_ack(connection)
@@ -387,39 +328,39 @@ cdef void finish_bytes(WorkerState *worker) noexcept nogil:
 cdef void begin_later_advance(WorkerState *worker) noexcept nogil:
     """Watermarks that came while something else was worked on."""
     cdef uint32_t s = 0
-    while not worker.later >> s & 1:
+    while not worker.work.later >> s & 1:
         s += 1
-    worker.later &= ~(<uint64_t> 1 << s)
+    worker.work.later &= ~(<uint64_t> 1 << s)
     begin_advance(worker, worker.streams[s], 0, worker.streams[s].groups)
 
 
 cdef Step worker_progress(WorkerState *worker) noexcept nogil:
-    """Work on the current item. STEP_DONE: there is none left. STEP_MORE: a good place for a quiescent point."""
+    """Work on what was begun, then on what was received. STEP_DONE: there is nothing left. STEP_MORE: a good place for a
+    quiescent point."""
+    cdef Task *task
     cdef Step step
     cdef Decoded event
     while True:
-        if worker.advance.stream != NULL:
-            step = run_advance(worker)
+        task = pick(&worker.work)
+        if task != NULL:
+            step = task.run(worker, task)
             if step != STEP_DONE:
                 return step
-        if worker.item.stream != NULL:
-            if run_item(worker) == STEP_WAIT:
-                return STEP_WAIT
             continue
-        if worker.later:
+        if worker.work.later:
             begin_later_advance(worker)
             continue
         report_done_sessions(worker)
-        if worker.feeding:
-            worker.feeding = False
-            fs_store_release(&worker.fed, worker.fed + 1)
-        if worker.serving == NULL:
+        if worker.work.feeding:
+            worker.work.feeding = False
+            fs_store_release(&worker.counters.fed, worker.counters.fed + 1)
+        if worker.net.serving == NULL:
             return STEP_DONE
-        event = decoder_next(&worker.serving.decoder, worker.block, worker.bytes_n, &worker.bytes_at)
+        event = decoder_next(&worker.net.serving.decoder, worker.net.block, worker.net.bytes_n, &worker.net.bytes_at)
         if event == DECODE_NEED:
             finish_bytes(worker)
         elif event == DECODE_FAULT:
-            close_connection(worker, worker.serving, worker.serving.decoder.fault)
+            close_connection(worker, worker.net.serving, worker.net.serving.decoder.fault)
         else:
             serve_event(worker, event)
 

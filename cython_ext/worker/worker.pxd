@@ -1,29 +1,30 @@
 """A worker: the native thread pinned to a core that owns groups, their connections and their state.
 
 Threads and who writes what
-- the worker's thread writes everything in WorkerState but `mailbox.tail` and `stop_wanted`, and everything in the
-  StreamStates, Connections, Operators and Inputs that were handed to it, from the order that brought them until the report
-  that gives them back (CONNECTION_CLOSED, QUERY_GONE);
-- Python threads post orders under the owner's lock (so the mailbox has one producer at a time), read the out ring
-  from one thread (the collector), and read counters at any time, relaxed;
+- the worker's thread writes everything in WorkerState but what is named below, and everything in the StreamStates,
+  Connections, Operators and Inputs that were handed to it, from the order that brought them until the report that gives
+  them back (CONNECTION_CLOSED, QUERY_GONE);
+- Python threads post orders (`mailbox.tail`, `feeds.tail`) under the owner's lock, so each ring has one producer at a
+  time; one thread, the collector, reads the out ring (`out.head`) and says when it goes to sleep (`reader_sleeping`,
+  which the worker clears when it wakes it); `stop_wanted` and `sample_wanted` are raised by whoever stops the worker or
+  wants a sample; counters are read at any time, relaxed;
 - `sleeping` is set by the worker before it blocks in epoll_wait, with a full fence, and read by whoever posts:
-  a post wakes the worker by eventfd only if it sleeps. `reader_sleeping` is the same the other way.
-
+  a post wakes the worker by eventfd only if it sleeps. `reader_sleeping` is the same the other way;
 - what several workers read and write is in shared.pxd; what they send each other is in moving.pyx.
 
 The loop: mailbox -> rings of other workers -> receive into the hot block -> decode -> kernels -> fire windows ->
 flush -> quiescent point.
-Nothing on that path allocates, locks, logs or takes the GIL. What it works on (the current item) can stop at any
-batch when an output block or memory is missing: the worker then reads no socket until it can go on, and TCP tells
-the producers. Between its slices, and while it waits, orders at the head of the mailbox that begin no work are obeyed:
-who says HELLO is answered whatever a query does.
+Nothing on that path allocates, locks, logs or takes the GIL. What it works on are tasks (below): each can stop at any
+batch when an output block or memory is missing. The worker then reads no socket until it can go on, and TCP tells the
+producers. Between slices, and while it waits, orders at the head of the mailbox that begin no work are obeyed: who says
+HELLO is answered whatever a query does.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 
 from flexstream.cython_ext.memory.arena cimport Arena
 from flexstream.cython_ext.wire.murmur3 cimport KeySpec
-from flexstream.cython_ext.operators.graph cimport Context, Input, Operator
+from flexstream.cython_ext.operators.graph cimport Context, Input, Operator, Step
 from flexstream.cython_ext.expressions.program cimport Scratch
 from flexstream.cython_ext.memory.ring cimport Message, Ring
 from flexstream.cython_ext.worker.shared cimport Connection, Flags, Loan, Move, Share, Shared
@@ -33,6 +34,11 @@ cdef enum:
     MAX_STREAMS = 64
     MAX_INPUTS = 64               # that a stream feeds
     MAX_OPERATORS = 4096          # of a worker
+    MAX_DEPTH = 8                 # operators one behind the other
+
+cdef enum TaskPlace:              # in Work.tasks: those at a depth d of the graph are 2 * d further on
+    ROWS_TASK = 0
+    ADVANCE_TASK = 1
 
 cdef enum SessionState:
     SESSION_NONE = 0
@@ -87,91 +93,108 @@ cdef struct StreamState:
     Sketches *sketches            # the heaviest keys of each group; read by Python
 
 
-cdef struct Item:                 # the rows being worked on
-    StreamState *stream
+ctypedef Step (*TaskRun)(WorkerState *worker, Task *task) noexcept nogil
+
+
+cdef struct Task:                 # a piece of work that can stop at every batch or slice: what is left to do is in it
+    TaskRun run
+    StreamState *stream           # whose inputs get rows, or come further
+    uint32_t group
+    uint32_t next_input           # those before it have had the batch at `done`, or the watermark
+    # rows
     const unsigned char *rows
     uint64_t n
     uint64_t done
-    uint32_t group
     uint64_t session              # number of the session that they are of
     uint64_t sequence             # of the first of them, within session and group
-    uint32_t next_input           # inputs before it have had the batch at `done`
     uint32_t input_done           # rows of the batch that the next input has finished
-
-
-cdef struct Advance:              # watermarks being passed on
-    StreamState *stream
-    uint32_t group
+    # watermarks, of groups up to `end`
     uint32_t end
-    uint32_t next_input
     bint started                  # the group's watermark is worked out
     bint revise                   # only revisions, the watermark stands
     int64_t watermark
 
 
-cdef struct WorkerState:
-    uint32_t index
-    int cpu
-    int pin_errno
+cdef struct Work:                 # what the worker is in the middle of (work_item.pxd)
+    Task tasks[2 * MAX_DEPTH]     # by TaskPlace
+    uint32_t pending              # a bit for each of these that has something left to do
+    uint64_t later                # streams, a bit each, whose watermarks rose while something else was worked on
+    bint feeding                  # the rows at hand were fed: when they are done, so is their ticket
+
+
+cdef struct Net:                  # sockets, and what was received
     int epoll_fd
-    int wake_fd
-    int reader_fd
     uint32_t busy_poll
-    uint32_t stopping             # 1 read the sockets empty, then end; 2 end
-    uint64_t drain_until_ns
+    unsigned char *block          # the hot block
+    uint64_t block_bytes          # what one receive takes at most
+    uint64_t bytes_at             # how far its bytes are decoded
+    uint64_t bytes_n
+    Connection *serving           # whose bytes they are
+    Connection *connections
+    Connection *limbo             # closed, not yet reported: the out ring was full
+    uint64_t detached             # connections that were, so far: who has a pointer to one looks whether it may be gone
+
+
+cdef struct Mail:                 # orders in, reports out, and who sleeps
     Ring mailbox                  # orders
     Ring feeds                    # fed rows, and the orders that must stay behind them
     Message next_feed             # taken off `feeds`, when `feed_waits`: orders of the mailbox come before it
     bint feed_waits
     Ring out
-    Shared *shared
+    int wake_fd
+    int reader_fd
+    uint64_t sleeping
+    uint64_t reader_sleeping
+
+
+cdef struct Migration:            # groups that come and go (moving.pxd, splitting.pxd)
     Flags *flags                  # as of the last quiescent point
     uint64_t seen                 # its version
     uint8_t *awaiting             # [groups] adopted, and DRAINED is not here yet
     Move *adopting                # moves to here that are not settled
+    Connection *parked            # of groups that will be adopted here
     Connection *held_sockets      # to be forwarded: the ring was full
     Share *share                  # read, and there was no memory for it yet: the rings wait
     Loan *recalled                # to be given back, and there was no memory for the last share yet
-    Connection *parked            # of groups that will be adopted here
-    uint64_t sleeping
-    uint64_t reader_sleeping
-    uint64_t stop_wanted          # Python sets it: 1 work off what was received, 2 do not wait for readers either
-    uint64_t ended
-    uint64_t stalled              # 0, or how often it has waited for memory or output by now
-    Arena arena
-    Scratch *scratch
-    Context context
-    unsigned char *block          # the hot block
-    uint64_t block_bytes          # what one receive takes at most
-    StreamState *streams[MAX_STREAMS]
-    uint32_t n_streams
-    Operator *operators[MAX_OPERATORS]
-    uint32_t n_operators
-    Connection *connections
-    Connection *limbo             # closed, not yet reported: the out ring was full
-    # the current item
-    Connection *serving
-    uint64_t detached             # connections that were, so far: who has a pointer to one looks whether it may be gone
-    uint64_t later                # streams, a bit each, whose watermarks rose while something else was worked on
-    uint64_t bytes_at
-    uint64_t bytes_n
-    Item item
-    Advance advance
-    uint64_t feed_ticket
-    bint feeding
-    # counters
+
+
+cdef struct WorkerCounters:
     int64_t thread_id
     uint64_t rows
     uint64_t bytes_received
     uint64_t receive_calls
     uint64_t n_connections
     uint64_t fed                  # tickets done
+    uint64_t stalled              # 0, or how often it has waited for memory or output by now
     uint64_t drained_ns
     uint64_t busy_ns
     uint64_t started_ns
     uint64_t cpu_ns
     uint64_t loops
     uint64_t barriers
-    uint64_t sample_wanted        # Python raises it
     uint64_t sampled              # as of when `arrived` and `waiting` are
     uint64_t sampled_ns
+
+
+cdef struct WorkerState:
+    uint32_t index
+    int cpu
+    int pin_errno
+    uint32_t stopping             # 1 read the sockets empty, then end; 2 end
+    uint64_t drain_until_ns
+    uint64_t stop_wanted          # Python sets it: 1 work off what was received, 2 do not wait for readers either
+    uint64_t sample_wanted        # Python raises it
+    uint64_t ended
+    Shared *shared
+    Arena arena
+    Scratch *scratch
+    Context context
+    StreamState *streams[MAX_STREAMS]
+    uint32_t n_streams
+    Operator *operators[MAX_OPERATORS]
+    uint32_t n_operators
+    Net net
+    Mail mail
+    Migration migration
+    Work work
+    WorkerCounters counters

@@ -94,32 +94,32 @@ cdef class Worker:
         self.state = <WorkerState *> zeroed(sizeof(WorkerState))
         self.state.index = index
         self.state.cpu = cpu
-        self.state.busy_poll = busy_poll
-        self.state.reader_fd = reader_fd
-        self.state.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
-        self.state.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
-        if self.state.epoll_fd < 0 or self.state.wake_fd < 0:
+        self.state.net.busy_poll = busy_poll
+        self.state.mail.reader_fd = reader_fd
+        self.state.net.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+        self.state.mail.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+        if self.state.net.epoll_fd < 0 or self.state.mail.wake_fd < 0:
             raise OSError("cannot make epoll and eventfd descriptors for a worker")
         event.events = EPOLLIN
         event.data.ptr = NULL
-        epoll_ctl(self.state.epoll_fd, EPOLL_CTL_ADD, self.state.wake_fd, &event)
-        self.state.block_bytes = frame_bytes + 32
+        epoll_ctl(self.state.net.epoll_fd, EPOLL_CTL_ADD, self.state.mail.wake_fd, &event)
+        self.state.net.block_bytes = frame_bytes + 32
         # A connection carries at most a row, or with CRC a frame, in front of what one receive brings.
-        self.state.block = <unsigned char *> aligned_alloc(4096, (3 * frame_bytes + 16384 + 8191) & ~4095)
+        self.state.net.block = <unsigned char *> aligned_alloc(4096, (3 * frame_bytes + 16384 + 8191) & ~4095)
         self.state.scratch = <Scratch *> zeroed(sizeof(Scratch))
-        if (self.state.block == NULL or not ring_init(&self.state.mailbox, mailbox)
-                or not ring_init(&self.state.feeds, feeds) or not ring_init(&self.state.out, 8192)
+        if (self.state.net.block == NULL or not ring_init(&self.state.mail.mailbox, mailbox)
+                or not ring_init(&self.state.mail.feeds, feeds) or not ring_init(&self.state.mail.out, 8192)
                 or not arena_init(&self.state.arena, chunk_bytes, state_bytes, allocator.wake_fd)):
             raise MemoryError("no memory for a worker")
-        memset(self.state.block, 0, (3 * frame_bytes + 16384 + 8191) & ~4095)
+        memset(self.state.net.block, 0, (3 * frame_bytes + 16384 + 8191) & ~4095)
         self.state.context.arena = &self.state.arena
         self.state.context.scratch = self.state.scratch
-        self.state.context.out = &self.state.out
+        self.state.context.out = &self.state.mail.out
         self.state.shared = placement.shared
-        self.state.flags = <Flags *> <void *> placement.shared.flags
-        self.state.seen = self.state.flags.version
-        self.state.awaiting = <uint8_t *> zeroed(placement.shared.groups)
-        placement.join(index, &self.state.sleeping, &self.state.seen, self.state.wake_fd)
+        self.state.migration.flags = <Flags *> <void *> placement.shared.flags
+        self.state.migration.seen = self.state.migration.flags.version
+        self.state.migration.awaiting = <uint8_t *> zeroed(placement.shared.groups)
+        placement.join(index, &self.state.mail.sleeping, &self.state.migration.seen, self.state.mail.wake_fd)
         allocator.serve_arena(&self.state.arena)
 
     def __dealloc__(self):
@@ -128,15 +128,15 @@ cdef class Worker:
         if self.running:
             fs_store_release(&self.state.stop_wanted, 2)
             pthread_join(self.thread, NULL)
-        ring_free(&self.state.mailbox)
-        ring_free(&self.state.feeds)
-        ring_free(&self.state.out)
-        free(self.state.awaiting)
-        free(self.state.block)
+        ring_free(&self.state.mail.mailbox)
+        ring_free(&self.state.mail.feeds)
+        ring_free(&self.state.mail.out)
+        free(self.state.migration.awaiting)
+        free(self.state.net.block)
         free(self.state.scratch)
-        if self.state.epoll_fd > 0:
-            close(self.state.epoll_fd)
-            close(self.state.wake_fd)
+        if self.state.net.epoll_fd > 0:
+            close(self.state.net.epoll_fd)
+            close(self.state.mail.wake_fd)
         free(self.state)
 
     # -- life
@@ -155,7 +155,7 @@ cdef class Worker:
         """
         cdef uint64_t one = 1
         fs_store_release(&self.state.stop_wanted, 1 if wait_for_readers else 2)
-        if write(self.state.wake_fd, &one, 8) < 0:
+        if write(self.state.mail.wake_fd, &one, 8) < 0:
             return          # readable already: the worker is awake
 
     @property
@@ -175,7 +175,7 @@ cdef class Worker:
         with self.lock:
             self.emptied = True
         found = []
-        while ring_pop(&self.state.mailbox, &message):
+        while ring_pop(&self.state.mail.mailbox, &message):
             if message.kind == ADD_CONNECTION:
                 found.append((<Connection *> message.ptr).fd)
                 free_connection(<Connection *> message.ptr)
@@ -192,11 +192,11 @@ cdef class Worker:
 
         False: the worker has ended, and nobody will obey it.
         """
-        return self.push(&self.state.mailbox, &message)
+        return self.push(&self.state.mail.mailbox, &message)
 
     cdef bint post_behind(self, Message message):
         """An order that is obeyed when all that was fed before has been worked off. False: as `post`."""
-        return self.push(&self.state.feeds, &message)
+        return self.push(&self.state.mail.feeds, &message)
 
     cdef bint push(self, Ring *ring, Message *message):
         cdef bint pushed = False
@@ -215,24 +215,24 @@ cdef class Worker:
     @property
     def mailbox_room(self):
         """So many orders can be posted now without waiting for the worker."""
-        return ring_free_slots(&self.state.mailbox)
+        return ring_free_slots(&self.state.mail.mailbox)
 
     def knock(self):
         """An order without effect, unless the mailbox is nearly full. Returns what `taken` reaches when it is served."""
-        if ring_free_slots(&self.state.mailbox) > 64:
+        if ring_free_slots(&self.state.mail.mailbox) > 64:
             self.post(order(KNOCK, 0, 0, 0, NULL))
-        return fs_load_acquire(&self.state.mailbox.tail)
+        return fs_load_acquire(&self.state.mail.mailbox.tail)
 
     @property
     def taken(self):
         """Orders that the worker has taken from its mailbox so far."""
-        return fs_load_acquire(&self.state.mailbox.head)
+        return fs_load_acquire(&self.state.mail.mailbox.head)
 
     cdef wake(self):
         cdef uint64_t one = 1
         fs_fence()
-        if fs_load_relaxed(&self.state.sleeping):
-            if write(self.state.wake_fd, &one, 8) < 0:
+        if fs_load_relaxed(&self.state.mail.sleeping):
+            if write(self.state.mail.wake_fd, &one, 8) < 0:
                 return          # readable already: the worker is awake
 
     def add_stream(self, stream, int index, list placement, int max_sessions, max_future_ns=None):
@@ -337,17 +337,17 @@ cdef class Worker:
 
     @property
     def fed(self):
-        return fs_load_acquire(&self.state.fed)
+        return fs_load_acquire(&self.state.counters.fed)
 
     def wait_fed(self, uint64_t ticket, double timeout):
         """False: not yet, after `timeout` seconds."""
         cdef uint64_t until = fs_now_ns() + <uint64_t> (timeout * 1e9)
         with nogil:
-            while fs_load_acquire(&self.state.fed) < ticket:
+            while fs_load_acquire(&self.state.counters.fed) < ticket:
                 if fs_now_ns() > until or fs_load_acquire(&self.state.ended):
                     break
                 fs_sleep_ns(20000)
-        return fs_load_acquire(&self.state.fed) >= ticket
+        return fs_load_acquire(&self.state.counters.fed) >= ticket
 
     cdef void *lend(self, bytes bitmap):
         if bitmap is None:
@@ -390,27 +390,27 @@ cdef class Worker:
         """Block without the GIL until some worker that shares the reader descriptor has something."""
         cdef pollfd waiting
         cdef uint64_t count
-        waiting.fd = self.state.reader_fd
+        waiting.fd = self.state.mail.reader_fd
         waiting.events = POLLIN
         with nogil:
             poll(&waiting, 1, timeout_ms)
-            if read(self.state.reader_fd, &count, 8) < 0:
+            if read(self.state.mail.reader_fd, &count, 8) < 0:
                 count = 0
 
     def about_to_sleep(self):
         """Ask to be woken. True: nothing is waiting, go to sleep."""
-        fs_store_relaxed(&self.state.reader_sleeping, 1)
+        fs_store_relaxed(&self.state.mail.reader_sleeping, 1)
         fs_fence()
-        if ring_empty(&self.state.out):
+        if ring_empty(&self.state.mail.out):
             return True
-        fs_store_relaxed(&self.state.reader_sleeping, 0)
+        fs_store_relaxed(&self.state.mail.reader_sleeping, 0)
         return False
 
     def reports(self, int most=256):
         """Up to `most` reports, oldest first, as tuples. Blocks are copied and given back to the worker."""
         cdef Message message
         cdef list found = []
-        while len(found) < most and ring_pop(&self.state.out, &message):
+        while len(found) < most and ring_pop(&self.state.mail.out, &message):
             item = self.read_report(&message)
             if item is not None:
                 found.append(item)
@@ -464,40 +464,40 @@ cdef class Worker:
     @property
     def has_sampled(self):
         """It has done so since it was last wanted, or never will."""
-        return fs_load_acquire(&self.state.sampled) == self.state.sample_wanted or self.ended
+        return fs_load_acquire(&self.state.counters.sampled) == self.state.sample_wanted or self.ended
 
     @property
     def busy_ns(self):
-        return fs_load_relaxed(&self.state.busy_ns)
+        return fs_load_relaxed(&self.state.counters.busy_ns)
 
     def progress(self):
         """(rows, batches that they came in, connections) so far."""
-        return (fs_load_relaxed(&self.state.rows),
-                fs_load_relaxed(&self.state.receive_calls) + fs_load_relaxed(&self.state.fed),
-                fs_load_relaxed(&self.state.n_connections))
+        return (fs_load_relaxed(&self.state.counters.rows),
+                fs_load_relaxed(&self.state.counters.receive_calls) + fs_load_relaxed(&self.state.counters.fed),
+                fs_load_relaxed(&self.state.counters.n_connections))
 
     def stats(self):
         cdef WorkerState *state = self.state
-        cdef uint64_t up = fs_now_ns() - fs_load_relaxed(&state.started_ns) if fs_load_relaxed(&state.started_ns) else 1
+        cdef uint64_t up = fs_now_ns() - fs_load_relaxed(&state.counters.started_ns) if fs_load_relaxed(&state.counters.started_ns) else 1
         return {
             "worker": self.index,
             "cpu": state.cpu,
             "pinned": state.cpu >= 0 and state.pin_errno == 0,
             "pin_reason": os.strerror(state.pin_errno) if state.pin_errno else (
                 None if state.cpu >= 0 else "pinning is off"),
-            "rows": fs_load_relaxed(&state.rows),
-            "bytes": fs_load_relaxed(&state.bytes_received),
-            "receive_calls": fs_load_relaxed(&state.receive_calls),
-            "busy_share": round(<double> fs_load_relaxed(&state.busy_ns) / <double> up, 4),
-            "busy_ns": fs_load_relaxed(&state.busy_ns),
-            "connections": fs_load_relaxed(&state.n_connections),
-            "cpu_seconds": fs_load_relaxed(&state.cpu_ns) / 1e9,
+            "rows": fs_load_relaxed(&state.counters.rows),
+            "bytes": fs_load_relaxed(&state.counters.bytes_received),
+            "receive_calls": fs_load_relaxed(&state.counters.receive_calls),
+            "busy_share": round(<double> fs_load_relaxed(&state.counters.busy_ns) / <double> up, 4),
+            "busy_ns": fs_load_relaxed(&state.counters.busy_ns),
+            "connections": fs_load_relaxed(&state.counters.n_connections),
+            "cpu_seconds": fs_load_relaxed(&state.counters.cpu_ns) / 1e9,
             "stalled": "waiting for the results to be read, or for memory"
-                       if fs_load_relaxed(&state.stalled) else None,
+                       if fs_load_relaxed(&state.counters.stalled) else None,
             "state_bytes": fs_load_relaxed(&state.arena.in_use),
             "arena_bytes": fs_load_relaxed(&state.arena.mapped),
-            "thread_id": <int64_t> fs_load_relaxed(<uint64_t *> &state.thread_id),
-            "drained_ns": fs_load_relaxed(&state.drained_ns),
+            "thread_id": <int64_t> fs_load_relaxed(<uint64_t *> &state.counters.thread_id),
+            "drained_ns": fs_load_relaxed(&state.counters.drained_ns),
         }
 
 

@@ -19,7 +19,7 @@ MUTANT_SECONDS = 6
 EXIT_CODE = 66
 ADDR_NO_RANDOMIZE = 0x0040000  # <sys/personality.h>
 PACKAGES = ("flexstream", "cython_ext", "nic", "state")
-WITH_RINGS = ("arena", "blocks", "moving", "panes", "placement", "work_item", "worker", "worker_loop")
+WITH_RINGS = ("arena", "blocks", "edges", "moving", "placement", "work_item", "worker", "worker_loop")
 RELEASE = "__atomic_store_n(p, v, __ATOMIC_RELEASE)"
 
 pytestmark = pytest.mark.time_limit(280)

@@ -207,7 +207,7 @@ cdef Step emit_entry(Query *query, Context *context, PaneSet *panes, uint32_t gr
     cdef int64_t start = window_start(&query.windower, panes.firing_end)
     cdef uint32_t key_bytes = query.layout.key_bytes
     if block != NULL and block.rows == block.capacity:
-        if not hand_over(&query.results, context, RESULT_BLOCK, query):
+        if not hand_over(&query.results, context, RESULT_BLOCK, query.id):
             return STEP_WAIT
         block = output_block(&query.results)
     if block == NULL:

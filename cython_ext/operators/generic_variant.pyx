@@ -1,11 +1,10 @@
 """The generic variant: rows of one group, a batch at a time, through the program into panes."""
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 
 from flexstream.cython_ext.memory.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, ArenaStatus
-from flexstream.cython_ext.memory.blocks cimport Block, block_rows
 from flexstream.cython_ext.operators.dense_pane cimport dense_settle_all
+from flexstream.cython_ext.operators.late_marks cimport mark_late
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_i64, fs_store_relaxed
 from flexstream.cython_ext.operators.panes cimport (
     STEP_DONE, STEP_WAIT, Context, Pane, PaneSet, Query, Step, mark_dirty, pane_get, pane_position,
@@ -15,19 +14,6 @@ from flexstream.cython_ext.expressions.program cimport BATCH, Scratch, drop_bad,
 from flexstream.cython_ext.operators.rolling cimport rolling_forget
 from flexstream.cython_ext.operators.side_tables cimport sides_apply, sides_locate
 from flexstream.cython_ext.operators.windower cimport first_end, pane_end, pane_of, revises
-
-
-cdef void write_late(Query *query, Context *context, const unsigned char *rows, uint32_t n_late,
-                     int64_t watermark) noexcept nogil:
-    cdef Scratch *scratch = context.scratch
-    cdef Block *block = query.late.open
-    cdef unsigned char *out = block_rows(block) + <size_t> block.rows * block.row_bytes
-    cdef uint32_t i
-    for i in range(n_late):
-        memcpy(out, rows + <size_t> scratch.late[i] * query.row_bytes, query.row_bytes)
-        memcpy(out + query.row_bytes, &watermark, 8)
-        out += block.row_bytes
-    block.rows += n_late
 
 
 cdef uint32_t split_late(PaneSet *panes, Scratch *scratch, uint32_t m, uint32_t n_registers,
@@ -127,9 +113,9 @@ cdef void mark_revisions(Query *query, PaneSet *panes, Scratch *scratch, uint32_
 
 cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const unsigned char *rows,
                          uint32_t n) noexcept nogil:
-    """One batch of one group. STEP_WAIT: nothing was counted; call again with the same rows.
+    """One batch of one group. STEP_WAIT: nothing was counted or marked; call again with the same rows.
 
-    Assumes: n <= BATCH, and the late output's open block has room for n rows.
+    Assumes: n <= BATCH.
     """
     cdef Scratch *scratch = context.scratch
     cdef uint32_t n_registers = query.program.n_registers
@@ -193,7 +179,8 @@ cdef Step generic_kernel(Query *query, Context *context, PaneSet *panes, const u
         if revises(&query.windower) and earliest < panes.fired_until:
             mark_revisions(query, panes, scratch, homed)
     if n_late:
-        write_late(query, context, rows, n_late, panes.watermark)
+        mark_late(context.marks, query.late_slot, panes.watermark, context.batch_from + context.late_from, scratch.late,
+                  n_late)
         fs_count(&query.counters.late, n_late)
     fs_count(&query.counters.rows, n)
     fs_count(&query.counters.filtered, n - passed - scratch.bad_total)

@@ -15,6 +15,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from flexstream.cython_ext.memory.arena cimport Arena, ArenaStatus
 from flexstream.cython_ext.memory.blocks cimport Output
 from flexstream.cython_ext.operators.dense_front cimport Dense, Front
+from flexstream.cython_ext.operators.late_marks cimport LateMarks
 from flexstream.cython_ext.operators.table cimport Layout, Side, Table
 from flexstream.cython_ext.operators.windower cimport Windower, final_until, revises, windows_of_pane
 from flexstream.cython_ext.expressions.program cimport Program, Scratch
@@ -129,6 +130,7 @@ cdef struct Context:          # what a worker lends to kernels
     Arena *arena
     Scratch *scratch
     Ring *out
+    LateMarks *marks          # of the batch under way
     uint64_t session          # of the batch's rows, and the sequence of the first: what `first` and `last` go by
     uint64_t sequence
     int64_t latest            # of the batch's stream: later event times are rejected
@@ -157,7 +159,7 @@ cdef struct Query:
     bint ordered              # needs rows in the order of arrival: never split, and a new owner waits for the old one
     PaneSet *sets             # one per group
     Output results
-    Output late
+    uint32_t late_slot        # its bit in the marks of late rows (late_marks.pxd)
     bint invertible           # what was merged can be taken out again
     bint stacked              # or is merged in two tables
     bint keeps                # a window has so many panes that each group keeps its own Rolling between firings
@@ -220,6 +222,5 @@ cdef bint panes_absorb(Query *query, Context *context, PaneSet *panes, PaneSet *
                        bint theirs_first) noexcept nogil
 cdef void panes_reset(PaneSet *panes) noexcept nogil
 cdef bint next_due(Query *query, PaneSet *panes, int64_t watermark, int64_t *end) noexcept nogil
-cdef bint hand_over(Output *output, Context *context, uint32_t kind, Query *query) noexcept nogil
+cdef bint hand_over(Output *output, Context *context, uint32_t kind, uint64_t tag) noexcept nogil
 cdef bint query_flush(Query *query, Context *context) noexcept nogil
-cdef bint query_has_late_room(Query *query, Context *context, uint32_t n) noexcept nogil

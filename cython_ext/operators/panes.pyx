@@ -4,10 +4,10 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove, memset
 
 from flexstream.cython_ext.memory.arena cimport ARENA_FULL, ARENA_OK, Arena, ArenaStatus, arena_alloc, arena_release
-from flexstream.cython_ext.memory.blocks cimport Block, Output, output_block
+from flexstream.cython_ext.memory.blocks cimport Output
 from flexstream.cython_ext.operators.dense_pane cimport dense_release, dense_settle
 from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed
-from flexstream.cython_ext.memory.messages cimport LATE_BLOCK, RESULT_BLOCK
+from flexstream.cython_ext.memory.messages cimport RESULT_BLOCK
 from flexstream.cython_ext.operators.table cimport (
     ROWS_MASK, Table, entry_merge, keys_within, table_destroy, table_init, table_locate, table_room,
 )
@@ -344,7 +344,7 @@ cdef bint next_due(Query *query, PaneSet *panes, int64_t watermark, int64_t *end
 # Output
 
 
-cdef bint hand_over(Output *output, Context *context, uint32_t kind, Query *query) noexcept nogil:
+cdef bint hand_over(Output *output, Context *context, uint32_t kind, uint64_t tag) noexcept nogil:
     """Send the open block to the reader. False: the out ring is full, nothing happened."""
     cdef Message message
     if output.open == NULL or output.open.rows == 0:
@@ -352,7 +352,7 @@ cdef bint hand_over(Output *output, Context *context, uint32_t kind, Query *quer
     memset(&message, 0, sizeof(message))
     message.kind = kind
     message.ptr = output.open
-    message.tag = query.id
+    message.tag = tag
     if not ring_push(context.out, &message):
         return False
     output.open = NULL
@@ -360,16 +360,5 @@ cdef bint hand_over(Output *output, Context *context, uint32_t kind, Query *quer
 
 
 cdef bint query_flush(Query *query, Context *context) noexcept nogil:
-    """Hand over what is in the open blocks. False: the reader is behind."""
-    return (hand_over(&query.results, context, RESULT_BLOCK, query)
-            and hand_over(&query.late, context, LATE_BLOCK, query))
-
-
-cdef bint query_has_late_room(Query *query, Context *context, uint32_t n) noexcept nogil:
-    """Room for n late rows in one block, so that a kernel never stops half-way."""
-    cdef Block *block = output_block(&query.late)
-    if block != NULL and block.capacity - block.rows < n:
-        if not hand_over(&query.late, context, LATE_BLOCK, query):
-            return False
-        block = output_block(&query.late)
-    return block != NULL
+    """Hand over the results in the open block. False: the reader is behind."""
+    return hand_over(&query.results, context, RESULT_BLOCK, query.id)

@@ -14,7 +14,7 @@ from flexstream.cython_ext.operators.table cimport (
     FS_ORDERED, FS_SIDE, KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side, fs_facts_of,
 )
 from flexstream.cython_ext.expressions.program cimport (
-    BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free,
+    BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, program_build, program_free,
 )
 from flexstream.cython_ext.operators.rolling cimport KEPT_PANES, STACKED_PANES
 from flexstream.cython_ext.operators.compiled_variant cimport variant_kernel
@@ -98,8 +98,7 @@ cdef build_sides(Query *query, lowered):
 cdef class QueryState:
     """`bound` and `lowered` say what to run; `max_chunks` is the cap on unread output."""
 
-    def __cinit__(self, int query_id, bound, lowered, int groups, Allocator allocator, *, int max_chunks=64,
-                  int batch_bytes=65536):
+    def __cinit__(self, int query_id, bound, lowered, int groups, Allocator allocator, *, int max_chunks=64):
         cdef Query *query = <Query *> calloc(1, sizeof(Query))
         if query == NULL:
             raise MemoryError("no memory for a query")
@@ -133,18 +132,13 @@ cdef class QueryState:
         query_init(query)
         query.counters.rows_before = UINT64_MAX
         result_bytes = 16 + query.layout.key_bytes + 8 * query.layout.n_aggregates + 8
-        late_rows = max(8, min(<int> BATCH, batch_bytes // <int> query.row_bytes))
         if not output_init(&query.results, result_bytes, RESULT_BLOCK_ROWS, BLOCKS_PER_CHUNK, max_chunks,
                            allocator.wake_fd):
             raise MemoryError("no memory for a query's results")
-        if not output_init(&query.late, query.row_bytes + 8, late_rows, BLOCKS_PER_CHUNK, max_chunks,
-                           allocator.wake_fd):
-            raise MemoryError("no memory for a query's late rows")
 
     def __dealloc__(self):
         if self.query != NULL:
             output_destroy(&self.query.results)
-            output_destroy(&self.query.late)
             free(self.query.sets)
             free(self.query.profile)
             free(self.query.sides)
@@ -237,8 +231,8 @@ cdef class QueryState:
 
     @property
     def output_bytes(self):
-        """Memory for results and late rows on their way to the logs. It is not part of the bound on window state."""
-        return output_bytes(&self.query.results) + output_bytes(&self.query.late)
+        """Memory for results on their way to the log. It is not part of the bound on window state."""
+        return output_bytes(&self.query.results)
 
     @property
     def ordered(self):

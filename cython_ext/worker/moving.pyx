@@ -20,6 +20,7 @@ from flexstream.cython_ext.worker.work_item cimport (
     begin_advance, begin_revision, close_connection, detach, note_session, push_limbo,
 )
 from flexstream.cython_ext.memory.ring cimport Message, Ring, ring_empty, ring_free_slots, ring_pop, ring_push
+from flexstream.cython_ext.worker.late_output cimport flush_late
 from flexstream.cython_ext.worker.shared cimport Flags, Loan, MovedQuery, MovedStream, Share
 from flexstream.cython_ext.worker.splitting cimport absorb_share, borrow, take_back
 from flexstream.cython_ext.worker.worker cimport SESSION_NONE
@@ -350,6 +351,7 @@ cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
             fs_count(&query.counters.open_panes, -<uint64_t> query.sets[move.group].n)
             count_panes(move, query, &query.sets[move.group])
             panes_reset(&query.sets[move.group])
+        flush_late(stream, &worker.context)
     fs_count(&worker.arena.in_use, -move.bytes)
     move.out_head = &worker.out.head
     move.out_tail = worker.out.tail

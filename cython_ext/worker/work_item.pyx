@@ -17,9 +17,10 @@ from flexstream.cython_ext.includes.native cimport (
 )
 from flexstream.cython_ext.memory.messages cimport CONNECTION_CLOSED, MARKER_SEEN, SESSION_DONE
 from flexstream.cython_ext.operators.panes cimport (
-    STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step, query_flush, query_has_late_room,
+    STEP_DONE, STEP_MORE, STEP_WAIT, Query, Step,
 )
 from flexstream.cython_ext.memory.ring cimport Message, ring_push
+from flexstream.cython_ext.worker.late_output cimport flush_stream, has_late_room, write_late
 from flexstream.cython_ext.worker.shared cimport Connection
 from flexstream.cython_ext.worker.sketch cimport sketch_rows
 from flexstream.cython_ext.worker.splitting cimport contribute
@@ -97,14 +98,14 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
         worker.context.session = item.session
         worker.context.sequence = item.sequence + item.done
         worker.context.latest = stream.latest
+        if item.next_query == 0 and item.query_done == 0 and not has_late_room(stream, &worker.context, n):
+            return STEP_WAIT
         while item.next_query < stream.n_queries:
             query = stream.queries[item.next_query]
             if fs_load_relaxed(&query.cancelled):
                 item.query_done = 0
                 item.next_query += 1
                 continue
-            if not query_has_late_room(query, &worker.context, n):
-                return STEP_WAIT
             worker.context.batch_from = item.query_done
             step = query.kernel(query, &worker.context, &query.sets[item.group],
                                 rows + <size_t> item.query_done * stream.row_bytes, n - item.query_done)
@@ -113,6 +114,8 @@ cdef Step run_item(WorkerState *worker) noexcept nogil:
                 return STEP_WAIT
             item.query_done = 0
             item.next_query += 1
+        if not write_late(stream, &worker.context, rows, n, item.group):
+            return STEP_WAIT
         for i in range(stream.n_queries):
             revise |= stream.queries[i].sets[item.group].dirty
         account(stream, n)
@@ -336,7 +339,6 @@ cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
     """Turn what the decoder found into the next piece of work."""
     cdef Connection *connection = worker.serving
     cdef StreamState *stream = worker.streams[connection.stream]
-    cdef uint32_t q
     if event == DECODE_ROWS:
         connection.rows += connection.decoder.n_rows
         begin_rows(worker, stream, connection.group, connection.decoder.rows, connection.decoder.n_rows,
@@ -350,8 +352,7 @@ cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
         raise_session(worker, stream, connection.slot, connection.group, END_OF_STREAM)
         begin_advance(worker, stream, connection.group, connection.group + 1)
     elif event == DECODE_MARKER:
-        for q in range(stream.n_queries):
-            query_flush(stream.queries[q], &worker.context)
+        flush_stream(stream, &worker.context)
         report(worker, MARKER_SEEN, connection.stream, connection.slot, NULL, <int64_t> connection.decoder.value, 0)
     elif event == DECODE_BARRIER:
         fs_count(&worker.barriers, 1)
@@ -408,16 +409,14 @@ cdef Step worker_progress(WorkerState *worker) noexcept nogil:
 
 cdef void report_done_sessions(WorkerState *worker) noexcept nogil:
     """Behind the results of the session's last windows: who hears of the end finds them in the log."""
-    cdef uint32_t s, q, slot
+    cdef uint32_t s, slot
     cdef StreamState *stream
     cdef bint flushed
     for s in range(worker.n_streams):
         stream = worker.streams[s]
         if stream.n_done == 0:
             continue
-        flushed = True
-        for q in range(stream.n_queries):
-            flushed = query_flush(stream.queries[q], &worker.context) and flushed
+        flushed = flush_stream(stream, &worker.context)
         for slot in range(stream.slots_high if flushed else 0):
             if stream.session_done[slot] and report(worker, SESSION_DONE, s, slot, NULL, stream.session_done[slot], 0):
                 stream.session_done[slot] = 0

@@ -22,7 +22,9 @@ who says HELLO is answered whatever a query does.
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 
 from flexstream.cython_ext.memory.arena cimport Arena
+from flexstream.cython_ext.memory.blocks cimport Output
 from flexstream.cython_ext.wire.murmur3 cimport KeySpec
+from flexstream.cython_ext.operators.late_marks cimport LateMarks
 from flexstream.cython_ext.operators.panes cimport Context, Query
 from flexstream.cython_ext.expressions.program cimport Scratch
 from flexstream.cython_ext.memory.ring cimport Message, Ring
@@ -31,7 +33,7 @@ from flexstream.cython_ext.worker.sketch cimport Sketches
 
 cdef enum:
     MAX_STREAMS = 64
-    MAX_QUERIES = 64              # per stream
+    MAX_QUERIES = 64              # per stream; as many as a mark has bits
 
 cdef enum SessionState:
     SESSION_NONE = 0
@@ -70,6 +72,8 @@ cdef struct StreamState:
     uint64_t *session_number      # [max_sessions] the place of the slot's session among all that the stream has had
     uint64_t *seen_ns             # [max_sessions] when the session was last heard of; read by Python
     Query *queries[MAX_QUERIES]
+    Output late                   # rows that came too late for some query (late_output.pxd)
+    uint64_t late_slots           # bits that queries have
     uint64_t received
     uint64_t accepted             # of these, worked off by every query that there was
     uint64_t unqueried            # of these, with no query there
@@ -139,6 +143,7 @@ cdef struct WorkerState:
     uint64_t stalled              # 0, or how often it has waited for memory or output by now
     Arena arena
     Scratch *scratch
+    LateMarks marks
     Context context
     unsigned char *block          # the hot block
     uint64_t block_bytes          # what one receive takes at most

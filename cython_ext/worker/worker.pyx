@@ -21,7 +21,7 @@ from flexstream.cython_ext.includes.native cimport (
 from flexstream.cython_ext.memory.messages cimport (
     ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CLOSE_WINDOWS, CONNECTION_CLOSED, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD,
     KNOCK, LATE_BLOCK, LEND,
-    MARKER_SEEN, PING, PONG, QUERY_GONE, RECALL, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE,
+    MARKER_SEEN, PING, PONG, QUERY_GONE, QUERY_HERE, RECALL, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE,
     SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, SWEEP,
 )
 from flexstream.cython_ext.operators.panes cimport Query
@@ -116,6 +116,7 @@ cdef class Worker:
         self.state.context.arena = &self.state.arena
         self.state.context.scratch = self.state.scratch
         self.state.context.out = &self.state.out
+        self.state.context.marks = &self.state.marks
         self.state.shared = placement.shared
         self.state.flags = <Flags *> <void *> placement.shared.flags
         self.state.seen = self.state.flags.version
@@ -237,15 +238,16 @@ cdef class Worker:
                 return          # readable already: the worker is awake
 
     def add_stream(self, stream, int index, list placement, int max_sessions, max_future_ns=None):
-        handle = StreamHandle(stream, index, placement, self.index, max_sessions, self.batch_bytes, max_future_ns)
+        handle = StreamHandle(stream, index, placement, self.index, max_sessions, self.batch_bytes,
+                              self.allocator, max_future_ns)
         self.streams.append(handle)
+        self.allocator.serve_output(&(<StreamHandle> handle).state.late)
         self.post(order(ADD_STREAM, index, 0, 0, (<StreamHandle> handle).state))
         return handle
 
     def add_query(self, int stream, QueryState query):
         self.lent[<size_t> query.query] = query
         self.allocator.serve_output(&query.query.results)
-        self.allocator.serve_output(&query.query.late)
         self.post_behind(order(ADD_QUERY, stream, 0, 0, query.query))
 
     def drop_query(self, int stream, QueryState query):
@@ -434,8 +436,9 @@ cdef class Worker:
         if message.kind == QUERY_GONE:
             query = <QueryState> self.lent.pop(<size_t> message.ptr)
             self.allocator.forget_output(&(<QueryState> query).query.results)
-            self.allocator.forget_output(&(<QueryState> query).query.late)
             return ("query_gone", message.tag, message.value)
+        if message.kind == QUERY_HERE:
+            return ("query_here", message.tag, message.stream, message.slot)
         if message.kind == GIVEN_BACK:
             bitmap, times = self.lent[<size_t> message.ptr]
             if times == 1:

@@ -16,9 +16,10 @@ from flexstream.cython_ext.includes.native cimport (
 )
 from flexstream.cython_ext.memory.messages cimport (
     ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CLOSE_WINDOWS, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD, KNOCK, LEND, PING, PONG,
-    QUERY_GONE, RECALL, REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK,
+    QUERY_GONE, QUERY_HERE, RECALL, REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK,
     SWEEP,
 )
+from flexstream.cython_ext.worker.late_output cimport flush_late, flush_stream, free_slot, take_slot
 from flexstream.cython_ext.worker.moving cimport (
     drain, give_back_sockets, next_due_advance, peers_wait, query_of, quiescent, read_peer, sweep, take_socket, take_sockets,
     waiting_peer, waits_for_order,
@@ -59,6 +60,8 @@ cdef void add_query(WorkerState *worker, StreamState *stream, Query *query) noex
         return
     stream.queries[stream.n_queries] = query
     stream.n_queries += 1
+    take_slot(stream, query)
+    report(worker, QUERY_HERE, stream.index, query.late_slot, NULL, 0, query.id)
     fs_store_relaxed(&query.counters.rows_before, stream.received)      # no rows are under way while an order is obeyed
     for g in range(stream.groups):
         if stream.owned[g] and stream.watermark[g] != NO_WATERMARK:
@@ -73,6 +76,8 @@ cdef void drop_query(WorkerState *worker, StreamState *stream, Query *query) noe
             stream.queries[i] = stream.queries[stream.n_queries]
             stream.queries[stream.n_queries] = NULL
             query_flush(query, &worker.context)
+            flush_late(stream, &worker.context)     # ahead of QUERY_GONE: the slot is another's next
+            free_slot(stream, query)
             query_release(query, &worker.arena)
             break
     report(worker, QUERY_GONE, stream.index, 0, query, 0, query.id)
@@ -263,11 +268,10 @@ cdef bint send_acks(WorkerState *worker) noexcept nogil:
 
 
 cdef bint flush_outputs(WorkerState *worker) noexcept nogil:
-    cdef uint32_t s, q
+    cdef uint32_t s
     cdef bint whole = True
     for s in range(worker.n_streams):
-        for q in range(worker.streams[s].n_queries):
-            whole = query_flush(worker.streams[s].queries[q], &worker.context) and whole
+        whole = flush_stream(worker.streams[s], &worker.context) and whole
     return whole
 
 

@@ -34,7 +34,7 @@ cdef enum PeerMessage:            # worker -> worker
 
 cdef enum Report:                 # worker -> Python, on the out ring
     RESULT_BLOCK = 1              # ptr: Block; tag: query id
-    LATE_BLOCK = 2                # ptr: Block; tag: query id
+    LATE_BLOCK = 2                # ptr: Block; tag: stream
     MARKER_SEEN = 3               # value: the marker's time stamp
     CONNECTION_CLOSED = 4         # ptr: Connection; value: why
     SESSION_DONE = 5              # stream, slot; value: in so many more groups the session has ended and all has fired
@@ -42,3 +42,4 @@ cdef enum Report:                 # worker -> Python, on the out ring
     GIVEN_BACK = 7                # ptr: memory that Python lent with an order
     PONG = 8                      # tag
     SESSION_AWAKE = 9             # stream, slot: an idle session sent something
+    QUERY_HERE = 10               # stream; tag: query id; slot: its bit in the late blocks between this and QUERY_GONE

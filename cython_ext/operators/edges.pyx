@@ -1,15 +1,15 @@
 """See edges.pxd."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
 from flexstream.cython_ext.includes.native cimport fs_count
 from flexstream.cython_ext.memory.blocks cimport Block, Output, block_rows, output_block
-from flexstream.cython_ext.memory.messages cimport LATE_BLOCK, RESULT_BLOCK
+from flexstream.cython_ext.memory.messages cimport RESULT_BLOCK
 from flexstream.cython_ext.memory.ring cimport Message, ring_push
 
 
-cdef bint hand_over(Output *output, Context *context, uint32_t kind, uint32_t tag) noexcept nogil:
+cdef bint hand_over(Output *output, Context *context, uint32_t kind, uint64_t tag) noexcept nogil:
     """Send the open block to the reader. False: the out ring is full, nothing happened."""
     cdef Message message
     if output.open == NULL or output.open.rows == 0:
@@ -42,19 +42,5 @@ cdef unsigned char *edge_row(Operator *op, Context *context) noexcept nogil:
 
 
 cdef bint operator_flush(Operator *op, Context *context) noexcept nogil:
-    """Hand over what is in the open blocks. False: the reader is behind."""
-    cdef uint32_t i
-    cdef bint whole = hand_over(&op.out.results, context, RESULT_BLOCK, op.id)
-    for i in range(op.n_inputs):
-        whole = whole and hand_over(&op.inputs[i].late, context, LATE_BLOCK, op.id)
-    return whole
-
-
-cdef bint has_late_room(Input *input, Context *context, uint32_t n) noexcept nogil:
-    """Room for n late rows in one block, so that a kernel never stops half-way."""
-    cdef Block *block = output_block(&input.late)
-    if block != NULL and block.capacity - block.rows < n:
-        if not hand_over(&input.late, context, LATE_BLOCK, input.op.id):
-            return False
-        block = output_block(&input.late)
-    return block != NULL
+    """Hand over the results in the open block. False: the reader is behind."""
+    return hand_over(&op.out.results, context, RESULT_BLOCK, op.id)

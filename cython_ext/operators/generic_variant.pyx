@@ -1,12 +1,11 @@
 """The generic variant: rows of one group, a batch at a time, through the program into panes."""
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 
 from flexstream.cython_ext.memory.arena cimport ARENA_FULL, ARENA_OK, ARENA_WAIT, ArenaStatus
-from flexstream.cython_ext.memory.blocks cimport Block, block_rows
 from flexstream.cython_ext.operators.dense_pane cimport dense_settle_all
 from flexstream.cython_ext.includes.native cimport FS_TIME_LIMIT, fs_count, fs_i64, fs_store_relaxed
+from flexstream.cython_ext.operators.late_marks cimport mark_late
 from flexstream.cython_ext.operators.graph cimport STEP_DONE, STEP_WAIT, Context, Input, Operator, Step
 from flexstream.cython_ext.operators.pane cimport Pane, PaneSet
 from flexstream.cython_ext.operators.panes cimport mark_dirty, pane_get, pane_position
@@ -15,19 +14,6 @@ from flexstream.cython_ext.expressions.program cimport BATCH, Scratch, drop_bad,
 from flexstream.cython_ext.operators.rolling cimport rolling_forget
 from flexstream.cython_ext.operators.side_tables cimport sides_apply, sides_locate
 from flexstream.cython_ext.operators.windower cimport first_end, pane_end, pane_of, revises
-
-
-cdef void write_late(Input *input, Context *context, const unsigned char *rows, uint32_t n_late,
-                     int64_t watermark) noexcept nogil:
-    cdef Scratch *scratch = context.scratch
-    cdef Block *block = input.late.open
-    cdef unsigned char *out = block_rows(block) + <size_t> block.rows * block.row_bytes
-    cdef uint32_t i
-    for i in range(n_late):
-        memcpy(out, rows + <size_t> scratch.late[i] * input.row_bytes, input.row_bytes)
-        memcpy(out + input.row_bytes, &watermark, 8)
-        out += block.row_bytes
-    block.rows += n_late
 
 
 cdef uint32_t split_late(PaneSet *panes, Scratch *scratch, uint32_t m, uint32_t n_registers,
@@ -127,9 +113,9 @@ cdef void mark_revisions(Operator *op, PaneSet *panes, Scratch *scratch, uint32_
 
 cdef Step generic_kernel(Input *input, Context *context, PaneSet *panes, const unsigned char *rows,
                          uint32_t n) noexcept nogil:
-    """One batch of one group. STEP_WAIT: nothing was counted; call again with the same rows.
+    """One batch of one group. STEP_WAIT: nothing was counted or marked; call again with the same rows.
 
-    Assumes: n <= BATCH, and the late output's open block has room for n rows.
+    Assumes: n <= BATCH.
     """
     cdef Operator *op = input.op
     cdef Scratch *scratch = context.scratch
@@ -194,7 +180,8 @@ cdef Step generic_kernel(Input *input, Context *context, PaneSet *panes, const u
         if revises(&op.windower) and earliest < panes.fired_until:
             mark_revisions(op, panes, scratch, homed)
     if n_late:
-        write_late(input, context, rows, n_late, panes.watermark)
+        mark_late(context.marks, input.late_slot, panes.watermark, context.batch_from + context.late_from, scratch.late,
+                  n_late)
         fs_count(&input.counters.late, n_late)
     fs_count(&input.counters.rows, n)
     fs_count(&input.counters.filtered, n - passed - scratch.bad_total)

@@ -7,7 +7,7 @@ operator keeps panes per group and fires what is due; it has up to MAX_PORTS inp
 is furthest behind. What fires leaves by the operator's edge.
 
 All of it belongs to the worker's thread, but for the counters, which others may read at any time, `failed` and
-`ended_until`, which the worker writes, what is marked as Python's, and the outputs' rings (blocks.pxd).
+`ended_until`, which the worker writes, what is marked as Python's, and the output's ring (blocks.pxd).
 """
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
@@ -17,6 +17,7 @@ from flexstream.cython_ext.memory.arena cimport Arena
 from flexstream.cython_ext.memory.blocks cimport Output
 from flexstream.cython_ext.memory.ring cimport Ring
 from flexstream.cython_ext.operators.dense_front cimport Dense
+from flexstream.cython_ext.operators.late_marks cimport LateMarks
 from flexstream.cython_ext.operators.pane cimport PaneSet, Rolling
 from flexstream.cython_ext.operators.table cimport Layout, Side
 from flexstream.cython_ext.operators.windower cimport Windower
@@ -49,6 +50,7 @@ cdef struct Context:          # what a worker lends to kernels
     Arena *arena
     Scratch *scratch
     Ring *out
+    LateMarks *marks          # of the batch under way
     uint64_t session          # of the batch's rows, and the sequence of the first: what `first` and `last` go by
     uint64_t sequence
     int64_t latest            # of the batch's stream: later event times are rejected
@@ -89,7 +91,7 @@ cdef struct Input:            # one way into an operator
     Kernel kernel
     const Program *program
     int64_t *watermark        # [groups] how far the input has come, in groups that are served here
-    Output late
+    uint32_t late_slot        # its bit in the marks of late rows (late_marks.pxd)
     InputCounters counters
     uint64_t batches          # that compiled code was given
     uint64_t passing          # of 1024 rows lately, those that filters let pass

@@ -13,4 +13,4 @@ cdef class QueryState:
     cdef list plans
     cdef build_operator(self, int query_id, lowered, int groups)
     cdef build_input(self, lowered)
-    cdef build_outputs(self, Allocator allocator, int max_chunks, int batch_bytes)
+    cdef build_edge(self, Allocator allocator, int max_chunks)

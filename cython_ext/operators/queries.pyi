@@ -13,7 +13,6 @@ class QueryState:
         allocator: Allocator,
         *,
         max_chunks: int = 64,
-        batch_bytes: int = 65536,
     ) -> None: ...
     @property
     def bound(self) -> Any: ...

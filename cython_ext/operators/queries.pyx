@@ -19,7 +19,7 @@ from flexstream.cython_ext.operators.table cimport (
     FS_ORDERED, FS_SIDE, KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side, fs_facts_of,
 )
 from flexstream.cython_ext.expressions.program cimport (
-    BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free,
+    BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, program_build, program_free,
 )
 from flexstream.cython_ext.operators.rolling cimport KEPT_PANES, STACKED_PANES
 from flexstream.cython_ext.operators.compiled_variant cimport variant_kernel
@@ -103,8 +103,7 @@ cdef build_sides(Operator *op, lowered):
 cdef class QueryState:
     """`bound` and `lowered` say what to run; `max_chunks` is the cap on unread output."""
 
-    def __cinit__(self, int query_id, bound, lowered, int groups, Allocator allocator, *, int max_chunks=64,
-                  int batch_bytes=65536):
+    def __cinit__(self, int query_id, bound, lowered, int groups, Allocator allocator, *, int max_chunks=64):
         self.op = <Operator *> calloc(1, sizeof(Operator))
         self.input = <Input *> calloc(1, sizeof(Input))
         if self.op == NULL or self.input == NULL:
@@ -113,7 +112,7 @@ cdef class QueryState:
         self.plans = []
         self.build_operator(query_id, lowered, groups)
         self.build_input(lowered)
-        self.build_outputs(allocator, max_chunks, batch_bytes)
+        self.build_edge(allocator, max_chunks)
 
     cdef build_operator(self, int query_id, lowered, int groups):
         cdef Operator *op = self.op
@@ -158,17 +157,13 @@ cdef class QueryState:
         self.op.inputs[self.op.n_inputs] = input
         self.op.n_inputs += 1
 
-    cdef build_outputs(self, Allocator allocator, int max_chunks, int batch_bytes):
+    cdef build_edge(self, Allocator allocator, int max_chunks):
         cdef Operator *op = self.op
         result_bytes = 16 + op.layout.key_bytes + 8 * op.layout.n_aggregates + 8
-        late_rows = max(8, min(<int> BATCH, batch_bytes // <int> self.input.row_bytes))
         op.out.kind = EDGE_RESULTS
         if not output_init(&op.out.results, result_bytes, RESULT_BLOCK_ROWS, BLOCKS_PER_CHUNK, max_chunks,
                            allocator.wake_fd):
             raise MemoryError("no memory for a query's results")
-        if not output_init(&self.input.late, self.input.row_bytes + 8, late_rows, BLOCKS_PER_CHUNK, max_chunks,
-                           allocator.wake_fd):
-            raise MemoryError("no memory for a query's late rows")
 
     def __dealloc__(self):
         if self.op != NULL:
@@ -177,7 +172,6 @@ cdef class QueryState:
             free(self.op.sides)
             free(self.op)
         if self.input != NULL:
-            output_destroy(&self.input.late)
             free(self.input.profile)
             free(self.input.watermark)
             free(self.input)
@@ -270,8 +264,8 @@ cdef class QueryState:
 
     @property
     def output_bytes(self):
-        """Memory for results and late rows on their way to the logs. It is not part of the bound on window state."""
-        return output_bytes(&self.op.out.results) + output_bytes(&self.input.late)
+        """Memory for results on their way to the log. It is not part of the bound on window state."""
+        return output_bytes(&self.op.out.results)
 
     @property
     def ordered(self):

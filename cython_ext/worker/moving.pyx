@@ -16,6 +16,7 @@ from flexstream.cython_ext.operators.edges cimport operator_flush
 from flexstream.cython_ext.operators.panes cimport pane_bytes, panes_absorb, panes_reset
 from flexstream.cython_ext.operators.rolling cimport rolling_release
 from flexstream.cython_ext.worker.connections cimport detach, take_over, take_socket, take_sockets
+from flexstream.cython_ext.worker.late_output cimport flush_late
 from flexstream.cython_ext.worker.shared cimport Flags, Loan, MovedStream, Position, Share
 from flexstream.cython_ext.worker.splitting cimport absorb_share, borrow, take_back
 from flexstream.cython_ext.worker.work_item cimport begin_advance, begin_revision, note_session
@@ -203,7 +204,7 @@ cdef void count_panes(Move *move, const Operator *op, const PaneSet *panes) noex
 
 cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
     """All that was received is worked off: publish what there is of the group, then count out."""
-    cdef uint32_t i
+    cdef uint32_t i, s
     cdef uint32_t target = move.target      # once counted out, the parcel may be gone
     cdef Operator *op
     cdef PaneSet *panes
@@ -219,6 +220,8 @@ cdef void drain(WorkerState *worker, Move *move) noexcept nogil:
         fs_count(&op.counters.open_panes, -<uint64_t> panes.n)
         count_panes(move, op, panes)
         panes_reset(panes)
+    for s in range(move.n_streams):
+        flush_late(worker.streams[s], &worker.context)
     fs_count(&worker.arena.in_use, -move.bytes)
     move.out_head = &worker.mail.out.head
     move.out_tail = worker.mail.out.tail

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from flexstream.cython_ext.includes.native cimport fs_count, fs_store_relaxed
 from flexstream.cython_ext.memory.messages cimport (
     ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CLOSE_WINDOWS, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD, KNOCK,
-    LEND, PING, PONG, QUERY_GONE, RECALL, REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE,
+    LEND, PING, PONG, QUERY_GONE, QUERY_HERE, RECALL, REGISTER_SESSION, SESSION_AWAKE, SESSION_END, SESSION_FREE, SESSION_IDLE,
     SESSION_WATERMARK, SWEEP,
 )
 from flexstream.cython_ext.operators.edges cimport operator_flush
@@ -14,6 +14,7 @@ from flexstream.cython_ext.operators.graph cimport Input, Operator, least_waterm
 from flexstream.cython_ext.operators.panes cimport operator_release
 from flexstream.cython_ext.wire.decoder cimport FAULT_NO_SESSION
 from flexstream.cython_ext.worker.connections cimport close_connection, take_socket
+from flexstream.cython_ext.worker.late_output cimport flush_late, flush_stream, free_slot, take_slot
 from flexstream.cython_ext.worker.moving cimport drain, operator_of, sweep
 from flexstream.cython_ext.worker.shared cimport Connection, Loan, Move
 from flexstream.cython_ext.worker.splitting cimport lend
@@ -36,8 +37,10 @@ cdef bint has_room_for(WorkerState *worker, const Operator *op) noexcept nogil:
     return worker.n_operators < MAX_OPERATORS
 
 
-cdef void add_input(StreamState *stream, Input *input) noexcept nogil:
+cdef void add_input(WorkerState *worker, StreamState *stream, Input *input) noexcept nogil:
     cdef uint32_t g
+    take_slot(stream, input)
+    report(worker, QUERY_HERE, stream.index, input.late_slot, NULL, 0, input.op.id)
     stream.inputs[stream.n_inputs] = input
     stream.n_inputs += 1
     fs_store_relaxed(&input.counters.rows_before, stream.received)      # no rows are under way while an order is obeyed
@@ -56,15 +59,17 @@ cdef void add_operator(WorkerState *worker, Operator *op) noexcept nogil:
     worker.operators[worker.n_operators] = op
     worker.n_operators += 1
     for i in range(op.n_inputs):
-        add_input(worker.streams[op.inputs[i].stream], op.inputs[i])
+        add_input(worker, worker.streams[op.inputs[i].stream], op.inputs[i])
     for g in range(op.groups):
         watermark = least_watermark(op, g)
         if watermark != NO_WATERMARK:
             op.fire(op, &worker.context, g, watermark)      # no panes yet: settles at once
 
 
-cdef void drop_input(StreamState *stream, const Input *input) noexcept nogil:
+cdef void drop_input(WorkerState *worker, StreamState *stream, const Input *input) noexcept nogil:
     cdef uint32_t i
+    flush_late(stream, &worker.context)         # ahead of QUERY_GONE: the slot is another's next
+    free_slot(stream, input)
     for i in range(stream.n_inputs):
         if stream.inputs[i] == input:
             stream.n_inputs -= 1
@@ -81,7 +86,7 @@ cdef void drop_operator(WorkerState *worker, Operator *op) noexcept nogil:
             worker.operators[i] = worker.operators[worker.n_operators]
             worker.operators[worker.n_operators] = NULL
             for port in range(op.n_inputs):
-                drop_input(worker.streams[op.inputs[port].stream], op.inputs[port])
+                drop_input(worker, worker.streams[op.inputs[port].stream], op.inputs[port])
             operator_flush(op, &worker.context)
             operator_release(op, &worker.arena)
             break
@@ -163,10 +168,10 @@ cdef void hear(WorkerState *worker, StreamState *stream, uint32_t slot, uint64_t
 
 
 cdef bint flush_outputs(WorkerState *worker) noexcept nogil:
-    cdef uint32_t i
+    cdef uint32_t s
     cdef bint whole = True
-    for i in range(worker.n_operators):
-        whole = operator_flush(worker.operators[i], &worker.context) and whole
+    for s in range(worker.n_streams):
+        whole = flush_stream(worker.streams[s], &worker.context) and whole
     return whole
 
 

@@ -1,5 +1,6 @@
 from typing import Any
 
+from flexstream.cython_ext.memory.allocator import Allocator
 from flexstream.cython_ext.worker.sketch import KeySketch
 
 class StreamHandle:
@@ -11,6 +12,7 @@ class StreamHandle:
         worker: int,
         max_sessions: int,
         batch_bytes: int,
+        allocator: Allocator,
         max_future_ns: int | None = None,
     ) -> None: ...
     @property
@@ -20,6 +22,8 @@ class StreamHandle:
     @property
     def keys(self) -> KeySketch: ...
     def counters(self) -> dict[str, Any]: ...
+    @property
+    def output_bytes(self) -> int: ...
     @property
     def received(self) -> int: ...
     @property

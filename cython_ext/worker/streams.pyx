@@ -4,13 +4,20 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
+from flexstream.cython_ext.memory.allocator cimport Allocator
+from flexstream.cython_ext.memory.blocks cimport output_bytes, output_destroy, output_init
 from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_realtime_ns
+from flexstream.cython_ext.operators.late_marks cimport LateRow
 from flexstream.cython_ext.wire.murmur3 cimport KeyHasher
 from flexstream.cython_ext.expressions.program cimport BATCH
 from flexstream.cython_ext.worker.work_item cimport bound_times
 from flexstream.cython_ext.worker.shared cimport Connection
 from flexstream.cython_ext.worker.sketch cimport KeySketch
 from flexstream.cython_ext.worker.worker cimport StreamState
+
+cdef enum:
+    BLOCKS_PER_CHUNK = 4
+    MAX_CHUNKS = 64               # the cap on unread late rows
 
 
 cdef void *zeroed(size_t n) except NULL:
@@ -24,7 +31,7 @@ cdef class StreamHandle:
     """A stream's state on one worker. Lent to the worker's thread for good; freed when that has ended."""
 
     def __cinit__(self, stream, int index, list placement, int worker, int max_sessions, int batch_bytes,
-                  max_future_ns=None):
+                  Allocator allocator, max_future_ns=None):
         cdef KeyHasher hasher = stream.key_hasher
         cdef uint32_t groups = len(placement)
         cdef size_t cells = <size_t> groups * max_sessions
@@ -65,6 +72,9 @@ cdef class StreamHandle:
         self.state.links = <uint64_t *> zeroed(groups * 8)
         self.state.recent = <uint64_t *> zeroed(groups * 8)
         self.state.busiest = <uint64_t *> zeroed(groups * 8)
+        if not output_init(&self.state.late, self.state.row_bytes + sizeof(LateRow), self.state.batch_rows,
+                           BLOCKS_PER_CHUNK, MAX_CHUNKS, allocator.wake_fd):
+            raise MemoryError("no memory for a stream's late rows")
         self.keys = KeySketch(stream, groups, worker + 1)
         self.state.sketches = &self.keys.sketches
         for g in range(groups):
@@ -74,6 +84,7 @@ cdef class StreamHandle:
 
     def __dealloc__(self):
         if self.state != NULL:
+            output_destroy(&self.state.late)
             free(self.state.owned)
             free(self.state.watermark)
             free(self.state.session_watermark)
@@ -108,6 +119,11 @@ cdef class StreamHandle:
             "unqueried": fs_load_relaxed(&self.state.unqueried),
             "groups": [fs_load_relaxed(&self.state.group_rows[g]) for g in range(self.state.groups)],
         }
+
+    @property
+    def output_bytes(self):
+        """Memory for late rows on their way to the log. It is not part of the bound on window state."""
+        return output_bytes(&self.state.late)
 
     @property
     def received(self):

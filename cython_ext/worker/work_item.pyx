@@ -9,13 +9,13 @@ from flexstream.cython_ext.includes.native cimport (
 )
 from flexstream.cython_ext.memory.messages cimport MARKER_SEEN, SESSION_DONE
 from flexstream.cython_ext.memory.ring cimport Message, ring_push
-from flexstream.cython_ext.operators.edges cimport has_late_room, operator_flush
 from flexstream.cython_ext.operators.graph cimport STEP_DONE, STEP_WAIT, Input, Operator, Step, least_watermark
 from flexstream.cython_ext.wire.decoder cimport (
     DECODE_BARRIER, DECODE_EOS, DECODE_FAULT, DECODE_MARKER, DECODE_NEED, DECODE_ROWS, DECODE_WATERMARK, Decoded,
     decoder_next,
 )
 from flexstream.cython_ext.worker.connections cimport ack_the_rest, close_connection, send_ack
+from flexstream.cython_ext.worker.late_output cimport flush_stream, has_late_room, write_late
 from flexstream.cython_ext.worker.shared cimport Connection
 from flexstream.cython_ext.worker.sketch cimport sketch_rows
 from flexstream.cython_ext.worker.splitting cimport contribute
@@ -104,14 +104,14 @@ cdef Step run_rows(WorkerState *worker, Task *task) noexcept nogil:
         worker.context.session = task.session
         worker.context.sequence = task.sequence + task.done
         worker.context.latest = stream.latest
+        if task.next_input == 0 and task.input_done == 0 and not has_late_room(stream, &worker.context, n):
+            return STEP_WAIT
         while task.next_input < stream.n_inputs:
             input = stream.inputs[task.next_input]
             if fs_load_relaxed(&input.op.cancelled):
                 task.input_done = 0
                 task.next_input += 1
                 continue
-            if not has_late_room(input, &worker.context, n):
-                return STEP_WAIT
             worker.context.batch_from = task.input_done
             step = input.kernel(input, &worker.context, &input.op.sets[task.group],
                                 rows + <size_t> task.input_done * stream.row_bytes, n - task.input_done)
@@ -120,6 +120,8 @@ cdef Step run_rows(WorkerState *worker, Task *task) noexcept nogil:
                 return STEP_WAIT
             task.input_done = 0
             task.next_input += 1
+        if not write_late(stream, &worker.context, rows, n, task.group):
+            return STEP_WAIT
         for i in range(stream.n_inputs):
             revise |= stream.inputs[i].op.sets[task.group].dirty
         account(stream, n)
@@ -276,15 +278,6 @@ cdef void raise_session(WorkerState *worker, StreamState *stream, uint32_t slot,
         note_session(stream, slot, group, watermark)
 
 
-cdef bint flush_stream(WorkerState *worker, StreamState *stream) noexcept nogil:
-    """What the stream's rows have led to so far goes to the reader. False: the reader is behind."""
-    cdef uint32_t i
-    cdef bint whole = True
-    for i in range(stream.n_inputs):
-        whole = operator_flush(stream.inputs[i].op, &worker.context) and whole
-    return whole
-
-
 # Received bytes
 
 
@@ -310,7 +303,7 @@ cdef void serve_event(WorkerState *worker, Decoded event) noexcept nogil:
         raise_session(worker, stream, connection.slot, connection.group, END_OF_STREAM)
         begin_advance(worker, stream, connection.group, connection.group + 1)
     elif event == DECODE_MARKER:
-        flush_stream(worker, stream)
+        flush_stream(stream, &worker.context)
         report(worker, MARKER_SEEN, connection.stream, connection.slot, NULL, <int64_t> connection.decoder.value, 0)
     elif event == DECODE_BARRIER:
         fs_count(&worker.counters.barriers, 1)
@@ -374,7 +367,7 @@ cdef void report_done_sessions(WorkerState *worker) noexcept nogil:
         stream = worker.streams[s]
         if stream.n_done == 0:
             continue
-        flushed = flush_stream(worker, stream)
+        flushed = flush_stream(stream, &worker.context)
         for slot in range(stream.slots_high if flushed else 0):
             if stream.session_done[slot] and report(worker, SESSION_DONE, s, slot, NULL, stream.session_done[slot], 0):
                 stream.session_done[slot] = 0

@@ -23,7 +23,9 @@ HELLO is answered whatever a query does.
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 
 from flexstream.cython_ext.memory.arena cimport Arena
+from flexstream.cython_ext.memory.blocks cimport Output
 from flexstream.cython_ext.wire.murmur3 cimport KeySpec
+from flexstream.cython_ext.operators.late_marks cimport LateMarks
 from flexstream.cython_ext.operators.graph cimport Context, Input, Operator, Step
 from flexstream.cython_ext.expressions.program cimport Scratch
 from flexstream.cython_ext.memory.ring cimport Message, Ring
@@ -32,7 +34,7 @@ from flexstream.cython_ext.worker.sketch cimport Sketches
 
 cdef enum:
     MAX_STREAMS = 64
-    MAX_INPUTS = 64               # that a stream feeds
+    MAX_INPUTS = 64               # that a stream feeds; as many as a mark has bits
     MAX_OPERATORS = 4096          # of a worker
     MAX_DEPTH = 8                 # operators one behind the other
 
@@ -77,6 +79,8 @@ cdef struct StreamState:
     uint64_t *session_number      # [max_sessions] the place of the slot's session among all that the stream has had
     uint64_t *seen_ns             # [max_sessions] when the session was last heard of; read by Python
     Input *inputs[MAX_INPUTS]     # that it feeds
+    Output late                   # rows that came too late for some query (late_output.pxd)
+    uint64_t late_slots           # bits that inputs have
     uint64_t received
     uint64_t accepted             # of these, worked off by every input that there was
     uint64_t unqueried            # of these, with no input there
@@ -188,6 +192,7 @@ cdef struct WorkerState:
     Shared *shared
     Arena arena
     Scratch *scratch
+    LateMarks marks
     Context context
     StreamState *streams[MAX_STREAMS]
     uint32_t n_streams

@@ -21,7 +21,7 @@ from flexstream.cython_ext.includes.native cimport (
 from flexstream.cython_ext.memory.messages cimport (
     ADD_CONNECTION, ADD_QUERY, ADD_STREAM, ADVANCE, CLOSE_WINDOWS, CONNECTION_CLOSED, DRAIN_POINT, DROP_QUERY, FEED, GIVEN_BACK, HOLD,
     KNOCK, LATE_BLOCK, LEND,
-    MARKER_SEEN, PING, PONG, QUERY_GONE, RECALL, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE,
+    MARKER_SEEN, PING, PONG, QUERY_GONE, QUERY_HERE, RECALL, REGISTER_SESSION, RESULT_BLOCK, SESSION_AWAKE, SESSION_DONE,
     SESSION_END, SESSION_FREE, SESSION_IDLE, SESSION_WATERMARK, SWEEP,
 )
 from flexstream.cython_ext.worker.placement cimport LoanHandle, MoveHandle, Placement
@@ -115,6 +115,7 @@ cdef class Worker:
         self.state.context.arena = &self.state.arena
         self.state.context.scratch = self.state.scratch
         self.state.context.out = &self.state.mail.out
+        self.state.context.marks = &self.state.marks
         self.state.shared = placement.shared
         self.state.migration.flags = <Flags *> <void *> placement.shared.flags
         self.state.migration.seen = self.state.migration.flags.version
@@ -236,7 +237,9 @@ cdef class Worker:
                 return          # readable already: the worker is awake
 
     def add_stream(self, stream, int index, list placement, int max_sessions, max_future_ns=None):
-        handle = StreamHandle(stream, index, placement, self.index, max_sessions, self.batch_bytes, max_future_ns)
+        handle = StreamHandle(stream, index, placement, self.index, max_sessions, self.batch_bytes,
+                              self.allocator, max_future_ns)
+        self.allocator.serve_output(&(<StreamHandle> handle).state.late)
         self.streams.append(handle)
         self.post(order(ADD_STREAM, index, 0, 0, (<StreamHandle> handle).state))
         return handle
@@ -245,7 +248,6 @@ cdef class Worker:
         query.input.stream = stream
         self.lent[<size_t> query.op] = query
         self.allocator.serve_output(&query.op.out.results)
-        self.allocator.serve_output(&query.input.late)
         self.post_behind(order(ADD_QUERY, stream, 0, 0, query.op))
 
     def drop_query(self, int stream, QueryState query):
@@ -431,10 +433,11 @@ cdef class Worker:
             return ("session_done", message.stream, message.slot, message.value)
         if message.kind == SESSION_AWAKE:
             return ("session_awake", message.stream, message.slot)
+        if message.kind == QUERY_HERE:
+            return ("query_here", message.tag, message.stream, message.slot)
         if message.kind == QUERY_GONE:
             query = <QueryState> self.lent.pop(<size_t> message.ptr)
             self.allocator.forget_output(&(<QueryState> query).op.out.results)
-            self.allocator.forget_output(&(<QueryState> query).input.late)
             return ("query_gone", message.tag, message.value)
         if message.kind == GIVEN_BACK:
             bitmap, times = self.lent[<size_t> message.ptr]

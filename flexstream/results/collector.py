@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from flexstream.errors import EngineError
+from flexstream.results.result_rows import LateBlock
 from flexstream.results.result_writer import ResultWriter
 
 log = logging.getLogger("flexstream.collector")
@@ -23,6 +24,7 @@ RETRY_S = 0.2
 MOST_REPORTS = 256  # of a worker at a time
 MOST_AHEAD = 16_384  # reports read while a callback waits: a few hundred megabytes at the very most
 AHEAD_S = 0.001
+LATE_BLOCKS = 32  # written at once, to the log of each query that they are for
 LATENCIES_KEPT = 100_000
 MOST_LATENCY_NS = 24 * 3600 * 10**9  # a marker's time is the sender's word: beyond that it tells nothing
 
@@ -87,6 +89,7 @@ class Collector(threading.Thread):
         self._handlers: dict[str, Callable[..., None]] = {}
         self._results: dict[int, ResultWriter] = {}
         self._late: dict[int, ResultWriter] = {}
+        self._slots: dict[tuple[int, int, int], int] = {}  # (worker, stream, slot) -> query
         self._ahead: deque[tuple[int, list[tuple[Any, ...]]]] = deque()  # read already: (worker, its reports)
         self._stopping = threading.Event()
         self.latencies = Latencies()
@@ -170,12 +173,15 @@ class Collector(threading.Thread):
             if kind in ("results", "late"):
                 pending.setdefault((kind, report[1]), []).append(report[2])
                 continue
-            self._write(pending)
+            self._write(worker, pending)
             if kind == "marker":
                 self.latencies.add(time.time_ns() - report[2])
+            elif kind == "query_here":
+                query_id, stream, slot = report[1:]
+                self._slots[worker, stream, slot] = query_id
             elif kind in self._handlers:
                 self._handlers[kind](worker, *report[1:])
-        self._write(pending)
+        self._write(worker, pending)
 
     @contextmanager
     def reading_on(self) -> Iterator[None]:
@@ -202,9 +208,20 @@ class Collector(threading.Thread):
                 if reports := worker.reports(MOST_REPORTS):
                     self._ahead.append((worker.index, reports))
 
-    def _write(self, pending: dict[tuple[str, int], list[bytes]]) -> None:
-        for (kind, query_id), parts in pending.items():
-            writer = (self._results if kind == "results" else self._late).get(query_id)
-            if writer is not None:
-                writer.write(b"".join(parts))
+    def _write(self, worker: int, pending: dict[tuple[str, int], list[bytes]]) -> None:
+        for (kind, number), parts in pending.items():
+            if kind == "late":
+                for at in range(0, len(parts), LATE_BLOCKS):
+                    self._write_late(worker, number, b"".join(parts[at : at + LATE_BLOCKS]))
+            elif number in self._results:
+                self._results[number].write(b"".join(parts))
         pending.clear()
+
+    def _write_late(self, worker: int, stream: int, data: bytes) -> None:
+        """Slots mean what the worker's last reports of them said: reports are read in their order."""
+        for (of_worker, of_stream, slot), query_id in self._slots.items():
+            writer = self._late.get(query_id)
+            if (of_worker, of_stream) == (worker, stream) and writer is not None:
+                rows = LateBlock(writer.rows.dtype["row"], data).of(slot)
+                if rows:
+                    writer.write(rows)

@@ -85,6 +85,21 @@ class LateRows:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
+class LateBlock:
+    """Late rows of a stream as a worker writes them: each once, with the slots of the queries that it is late for."""
+
+    def __init__(self, row: np.dtype[Any], data: bytes) -> None:
+        dtype = np.dtype([("row", row), ("watermark", "<i8"), ("mask", "<u8"), ("word", "<u4"), ("group", "<u4")])
+        self._table = np.frombuffer(data, dtype)
+
+    def of(self, slot: int) -> bytes:
+        """As one query's."""
+        chosen = self._table[(self._table["mask"] >> np.uint64(slot)) & np.uint64(1) == 1]
+        rows = np.zeros(len(chosen), [("row", chosen.dtype["row"]), ("watermark", "<i8")])
+        rows["row"], rows["watermark"] = chosen["row"], chosen["watermark"]
+        return rows.tobytes()
+
+
 def _arrow_fields(schema: Schema) -> list[pa.Field]:
     return [field.with_nullable(False) for field in schema.to_arrow()]
 

@@ -57,7 +57,6 @@ def answer(body: dict[str, Any]) -> None:
 def main(cpu: int) -> None:
     with fs.Engine(workers=[cpu], groups=32, listen="127.0.0.1:0") as engine:
         engine.submit(YSB_QUERY)
-        tid = engine.workers[0].stats()["thread_id"]
         answer({"address": "tcp://{}:{}".format(*(engine.data_address or ("", 0)))})
         for line in sys.stdin:
             command, *arguments = line.split()
@@ -68,7 +67,8 @@ def main(cpu: int) -> None:
                 answer(counts(library.calls_misbehave()))
             else:
                 status = wait_for_rows(engine, int(arguments[0]))
-                answer({**counts(tid), "worker": status["workers"][0], "query": status["queries"]["ysb"]})
+                worker = status["workers"][0]  # it has begun by now: before, it has no thread id
+                answer({**counts(worker["thread_id"]), "worker": worker, "query": status["queries"]["ysb"]})
         os._exit(0)  # a filtered thread cannot end properly: that takes a futex
 
 

@@ -20,7 +20,7 @@ cdef ArenaStatus fold_entries(Query *query, Arena *arena, Pane *pane, Pane *part
     cdef int problem = 0
     cdef ArenaStatus status
     if k == 0 and query.n_sides:
-        forget_counts(query, &part.table, 0)        # values count when they go over themselves
+        forget_counts(query, &part.table)        # values count when they go over themselves
     status = table_merge(&pane.table, &query.layout, &part.table, &part.folded, budget, arena, &problem)
     while k < part.folded:
         entry = <uint64_t *> (part.table.entries + k * query.layout.stride)

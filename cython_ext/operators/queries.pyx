@@ -11,7 +11,7 @@ from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_rel
 from flexstream.cython_ext.operators.merging cimport layout_invertible
 from flexstream.cython_ext.operators.panes cimport FS_BUCKETS, FS_PREDICATES, PaneSet, Query, fs_profile, query_init
 from flexstream.cython_ext.operators.table cimport (
-    FS_ORDERED, FS_SIDE, KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side, fs_facts_of,
+    FS_ORDERED, FS_RANKED, FS_SIDE, KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side, fs_facts_of,
 )
 from flexstream.cython_ext.expressions.program cimport (
     BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, BATCH, program_build, program_free,
@@ -88,8 +88,9 @@ cdef build_sides(Query *query, lowered):
         side.layout.key_bytes = 8 * side.layout.key_words
         side.layout.stride = 8 * (1 + side.layout.key_words)
         side.layout.empty[0] = USED_BIT
-        if side.flags & FS_ORDERED:         # the session's hash
+        if side.flags & (FS_ORDERED | FS_RANKED):       # the session's hash, or the next value of the key
             side.layout.stride += 8
+        if side.flags & FS_ORDERED:
             query.ordered = True
         n += 1
     query.n_sides = n

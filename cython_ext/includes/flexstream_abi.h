@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define FS_ABI_VERSION 7
+#define FS_ABI_VERSION 8
 #define FS_ABI_BATCH 1024
 #define FS_GOLDEN UINT64_C(0x9E3779B97F4A7C15)
 #define FS_USED (UINT64_C(1) << 63)
@@ -111,12 +111,12 @@ static inline uint64_t fs_hash_words(const uint64_t *key, int words, uint64_t mu
     return h;
 }
 
-/* The entry of (key, one more word), `words` in all. NULL: the engine has to make room for it. */
+/* The entry of (key, one more word), `words` in all, with `behind` more. NULL: the engine has to make room for it. */
 static inline __attribute__((always_inline)) uint64_t *fs_find_beside(const fs_side_view *side, const uint64_t *key,
-                                                                      const int words) {
+                                                                      const int words, const int behind) {
     if (__builtin_expect(!side->entries, 0)) return 0;
     const uint64_t home = fs_hash_words(key, words, side->multiplier) >> side->shift;
-    const size_t stride = 8 * (size_t)(1 + words);
+    const size_t stride = 8 * (size_t)(1 + words + behind);
     uint64_t at = home, *entry = (uint64_t *)(side->entries + at * stride);
     while (entry[0] && memcmp(entry + 1, key, 8 * (size_t)words) != 0) {
         at = (at + 1) & side->mask;

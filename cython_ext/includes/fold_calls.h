@@ -39,17 +39,27 @@ static inline int fs_fold_merge(uint32_t fold, uint64_t *slot, const uint64_t *f
 }
 
 static inline int fs_fold_take_out(uint32_t fold, uint64_t *slot, const uint64_t *from) {
-    switch (fold) {
-    case FS_FOLD_count: return fs_count_take_out(slot, from);
-    case FS_FOLD_sum_i: return fs_sum_i_take_out(slot, from);
-    default: return FS_NO_FOLD;
-    }
+#define FS_TAKE_OUT(name, number, slots, flags) case number: return fs_##name##_take_out(slot, from);
+    switch (fold) { FS_INVERTIBLE_FOLDS(FS_TAKE_OUT) default: return FS_NO_FOLD; }
+#undef FS_TAKE_OUT
 }
 
 static inline uint64_t fs_fold_finish(uint32_t fold, const uint64_t *slot, uint64_t rows) {
 #define FS_FINISH(name, number, slots, flags) case number: return fs_##name##_finish(slot, rows);
     switch (fold) { FS_FOLDS(FS_FINISH) default: return FS_NULL_BITS; }
 #undef FS_FINISH
+}
+
+static inline void fs_fold_beside(uint32_t fold, uint64_t *slot, uint64_t *entry, uint64_t *behind, uint64_t value) {
+#define FS_BESIDE(name, number, slots, flags) case number: fs_##name##_beside(slot, entry, behind, value); return;
+    switch (fold) { FS_SIDE_FOLDS(FS_BESIDE) }
+#undef FS_BESIDE
+}
+
+static inline void fs_fold_value(uint32_t fold, uint64_t *slot, uint64_t before, uint64_t rows, uint64_t value) {
+#define FS_VALUE(name, number, slots, flags) case number: fs_##name##_value(slot, before, rows, value); return;
+    switch (fold) { FS_SIDE_FOLDS(FS_VALUE) }
+#undef FS_VALUE
 }
 
 #endif

@@ -7,8 +7,10 @@
  *           but for the last bits of reals
  *   finish  what the slots say of so many rows: 8 bytes of a result
  * and, if it is FS_INVERTIBLE, take_out, which undoes a merge. Compiled variants call them by name, the generic one by
- * number (fold_calls.h). An FS_SIDE fold has `beside` instead of update: it is given the slots, the row's entry in the side
- * table, the slots of that, and the value; side_tables.pyx looks after the rest. */
+ * number (fold_calls.h). What an FS_SIDE fold does with a row is not in update but in
+ *   beside  a row into the slots, its entry in the side table and the words behind that entry's key
+ *   value   so many rows of a value that had some before into the slots: when side tables are merged
+ * and side_tables.pyx looks after the rest; its merge has nothing to do, because who merges parts counts values anew. */
 #ifndef FLEXSTREAM_FOLDS_H
 #define FLEXSTREAM_FOLDS_H
 
@@ -26,41 +28,67 @@ enum fs_fold_flags {
     FS_ORIGIN = 8,     /* goes by where rows come from: event time, session, sequence */
     FS_REAL = 16,      /* the value is a double, whose bits are made those of its equals before it is looked up */
     FS_MASKS = 32,     /* a row that a filter dropped can be folded as nothing */
-    FS_OVERFLOWS = 64  /* update and merge may say that there is no value any more */
+    FS_OVERFLOWS = 64, /* update and merge may say that there is no value any more */
+    FS_COUNTED = 128,  /* how often a value came counts, not only that it came */
+    FS_RANKED = 256    /* goes by the order of a key's values: a firing puts it right (ranking.pxd) */
 };
 
-/* name, number, slots, flags. Numbers stay: a fold that goes leaves a gap. */
-#define FS_FOLDS(X)                                         \
+/* name, number, slots, flags, in three lists: folds with a take_out, folds with a table beside the entries, all others.
+ * Numbers stay: a fold that goes leaves a gap. */
+#define FS_INVERTIBLE_FOLDS(X)                              \
     X(count, 0, 0, FS_INVERTIBLE | FS_MASKS)                \
-    X(sum_i, 1, 1, FS_INVERTIBLE | FS_MASKS | FS_OVERFLOWS) \
-    X(sum_f, 2, 2, 0)                                       \
-    X(min_i, 3, 1, FS_MASKS)                                \
-    X(max_i, 4, 1, FS_MASKS)                                \
-    X(min_f, 5, 1, 0)                                       \
-    X(max_f, 6, 1, 0)                                       \
-    X(avg, 7, 2, 0)                                         \
-    X(stddev, 8, 4, 0)                                      \
-    X(first, 9, 4, FS_ORIGIN | FS_MASKS)                    \
-    X(last, 10, 4, FS_ORIGIN | FS_MASKS)                    \
-    X(approx_i, 11, 128, FS_MASKS)                          \
-    X(approx_f, 12, 128, FS_REAL)                           \
-    X(distinct_i, 13, 2, FS_SIDE)                           \
-    X(distinct_f, 14, 2, FS_SIDE | FS_REAL)                 \
-    X(order_i, 15, 1, FS_SIDE | FS_ORDERED)                 \
-    X(order_f, 16, 1, FS_SIDE | FS_ORDERED | FS_REAL)       \
-    X(variance, 17, 4, 0)                                   \
-    X(min_by_ii, 18, 2, FS_MASKS)                           \
-    X(min_by_if, 19, 2, FS_MASKS)                           \
-    X(min_by_fi, 20, 2, FS_MASKS)                           \
-    X(min_by_ff, 21, 2, FS_MASKS)                           \
-    X(max_by_ii, 22, 2, FS_MASKS)                           \
-    X(max_by_if, 23, 2, FS_MASKS)                           \
-    X(max_by_fi, 24, 2, FS_MASKS)                           \
+    X(sum_i, 1, 1, FS_INVERTIBLE | FS_MASKS | FS_OVERFLOWS)
+#define FS_PLAIN_FOLDS(X)                \
+    X(sum_f, 2, 2, 0)                    \
+    X(min_i, 3, 1, FS_MASKS)             \
+    X(max_i, 4, 1, FS_MASKS)             \
+    X(min_f, 5, 1, 0)                    \
+    X(max_f, 6, 1, 0)                    \
+    X(avg, 7, 2, 0)                      \
+    X(stddev, 8, 4, 0)                   \
+    X(first, 9, 4, FS_ORIGIN | FS_MASKS) \
+    X(last, 10, 4, FS_ORIGIN | FS_MASKS) \
+    X(approx_i, 11, 128, FS_MASKS)       \
+    X(approx_f, 12, 128, FS_REAL)        \
+    X(variance, 17, 4, 0)                \
+    X(min_by_ii, 18, 2, FS_MASKS)        \
+    X(min_by_if, 19, 2, FS_MASKS)        \
+    X(min_by_fi, 20, 2, FS_MASKS)        \
+    X(min_by_ff, 21, 2, FS_MASKS)        \
+    X(max_by_ii, 22, 2, FS_MASKS)        \
+    X(max_by_if, 23, 2, FS_MASKS)        \
+    X(max_by_fi, 24, 2, FS_MASKS)        \
     X(max_by_ff, 25, 2, FS_MASKS)
+#define FS_SIDE_FOLDS(X)                              \
+    X(distinct_i, 13, 2, FS_SIDE)                     \
+    X(distinct_f, 14, 2, FS_SIDE | FS_REAL)           \
+    X(order_i, 15, 1, FS_SIDE | FS_ORDERED)           \
+    X(order_f, 16, 1, FS_SIDE | FS_ORDERED | FS_REAL) \
+    X(mode_i, 26, 4, FS_SIDE | FS_COUNTED)            \
+    X(mode_f, 27, 4, FS_SIDE | FS_COUNTED | FS_REAL)  \
+    X(median_i, 28, 2, FS_SIDE | FS_RANKED)           \
+    X(median_f, 29, 2, FS_SIDE | FS_RANKED | FS_REAL)
+#define FS_FOLDS(X) FS_INVERTIBLE_FOLDS(X) FS_PLAIN_FOLDS(X) FS_SIDE_FOLDS(X)
+
+/* A fold in the wrong list would be called by nobody, and nobody would hear of it. */
+#define FS_TAKES_OUT(name, number, slots, flags) \
+    _Static_assert(((flags) & (FS_INVERTIBLE | FS_SIDE)) == FS_INVERTIBLE, #name " is not FS_INVERTIBLE");
+#define FS_IS_PLAIN(name, number, slots, flags) \
+    _Static_assert(!((flags) & (FS_INVERTIBLE | FS_SIDE)), #name " is in the wrong list");
+#define FS_HAS_SIDE(name, number, slots, flags) \
+    _Static_assert(((flags) & (FS_INVERTIBLE | FS_SIDE)) == FS_SIDE, #name " is not FS_SIDE");
+FS_INVERTIBLE_FOLDS(FS_TAKES_OUT)
+FS_PLAIN_FOLDS(FS_IS_PLAIN)
+FS_SIDE_FOLDS(FS_HAS_SIDE)
+#undef FS_TAKES_OUT
+#undef FS_IS_PLAIN
+#undef FS_HAS_SIDE
 
 #define FS_FOLD_NUMBER(name, number, slots, flags) FS_FOLD_##name = number,
-enum fs_fold { FS_FOLDS(FS_FOLD_NUMBER) FS_FOLDS_END };
+#define FS_FOLD_PLACE(name, number, slots, flags) [number] = 0,
+enum fs_fold { FS_FOLDS(FS_FOLD_NUMBER) FS_FOLDS_END = sizeof((char[]){FS_FOLDS(FS_FOLD_PLACE)}) };
 #undef FS_FOLD_NUMBER
+#undef FS_FOLD_PLACE
 
 typedef struct {
     const char *name;
@@ -357,26 +385,79 @@ FS_FOLD uint64_t fs_approx_f_finish(const uint64_t *slot, uint64_t rows) { retur
 /* Of these the slots say what the side tables of a part make of them; who merges parts counts anew. Side entries count
  * their rows in their first word; one without rows is not there. */
 FS_FOLD uint64_t fs_word_of(uint64_t value, int real) { return real ? fs_value_bits(fs_real(value)) : value; }
+#define FS_KEEPS_VALUES(name)                                                                                       \
+    FS_KEEPS_WHAT(name, count)                                                                                      \
+    FS_FOLD void fs_##name##_beside(uint64_t *slot, uint64_t *entry, uint64_t *behind, uint64_t value) {            \
+        (void)behind;                                                                                               \
+        fs_##name##_value(slot, entry[0] & FS_ROWS, 1, value);                                                      \
+        entry[0] += 1;                                                                                              \
+    }
 
 /* Slots: values in this part; those in the window, while it is counted without memory. */
-FS_FOLD void fs_distinct_beside(uint64_t *slot, uint64_t *entry) {
-    slot[0] += !(entry[0] & FS_ROWS);
-    entry[0] += 1;
+FS_FOLD void fs_distinct_i_value(uint64_t *slot, uint64_t before, uint64_t rows, uint64_t value) {
+    (void)rows, (void)value;
+    slot[0] += !before;
 }
-/* Slot: the sum of the sessions' hashes, which are the side entries' slots. */
-FS_FOLD void fs_order_beside(uint64_t *slot, uint64_t *entry, uint64_t *hash, uint64_t value) {
-    slot[0] -= *hash;
-    *hash = fs_hash_value(*hash ^ value);
-    slot[0] += *hash;
-    entry[0] += 1;
+FS_FOLD void fs_distinct_f_value(uint64_t *slot, uint64_t before, uint64_t rows, uint64_t value) {
+    fs_distinct_i_value(slot, before, rows, value);
 }
-FS_KEEPS_WHAT(distinct_i, count)
+FS_KEEPS_VALUES(distinct_i)
 FS_SAYS_ITS_SLOT(distinct_i)
-FS_KEEPS_WHAT(distinct_f, count)
+FS_KEEPS_VALUES(distinct_f)
 FS_SAYS_ITS_SLOT(distinct_f)
-FS_KEEPS_WHAT(order_i, count)
-FS_SAYS_ITS_SLOT(order_i)
-FS_KEEPS_WHAT(order_f, count)
-FS_SAYS_ITS_SLOT(order_f)
+
+/* The value with the most rows, of several the smallest. Slots: the value, as an integer of the same order, and its rows in
+ * this part; the same in the window, while it is counted without memory. Rows only become more, so the one that has the
+ * most now is the one that has the most of all that were ever ahead. */
+FS_FOLD void fs_mode_take(uint64_t *slot, int64_t order, uint64_t rows) {
+    if (rows > slot[1] || (rows == slot[1] && order < (int64_t)slot[0])) slot[0] = (uint64_t)order, slot[1] = rows;
+}
+FS_FOLD void fs_mode_i_value(uint64_t *slot, uint64_t before, uint64_t rows, uint64_t value) {
+    fs_mode_take(slot, fs_order_i(value), before + rows);
+}
+FS_FOLD void fs_mode_f_value(uint64_t *slot, uint64_t before, uint64_t rows, uint64_t value) {
+    fs_mode_take(slot, fs_order_f(value), before + rows);
+}
+FS_KEEPS_VALUES(mode_i)
+FS_SAYS_ITS_SLOT(mode_i)
+FS_KEEPS_VALUES(mode_f)
+FS_FOLD uint64_t fs_mode_f_finish(const uint64_t *slot, uint64_t rows) { return (void)rows, fs_back_f(slot[0]); }
+
+/* Slots: the median, when a window fires; the values of the key, chained, while it does (ranking.pxd). Between the two
+ * middle values it is as Spark works it out, so that they may be as large as a double can be. */
+FS_FOLD void fs_median_i_value(uint64_t *slot, uint64_t before, uint64_t rows, uint64_t value) {
+    (void)slot, (void)before, (void)rows, (void)value;
+}
+FS_FOLD void fs_median_f_value(uint64_t *slot, uint64_t before, uint64_t rows, uint64_t value) {
+    fs_median_i_value(slot, before, rows, value);
+}
+FS_FOLD int64_t fs_rank_of(uint64_t value, int real) { return real ? fs_order_f(value) : fs_order_i(value); }
+FS_FOLD double fs_ranked(int64_t order, int real) {
+    return real ? fs_real(fs_back_f((uint64_t)order)) : (double)order;
+}
+FS_FOLD uint64_t fs_middle(int64_t lower, int64_t upper, int real) {
+    double low = fs_ranked(lower, real), high = fs_ranked(upper, real);
+    return fs_value_bits(lower == upper ? low : 0.5 * low + 0.5 * high);
+}
+FS_KEEPS_VALUES(median_i)
+FS_SAYS_ITS_SLOT(median_i)
+FS_KEEPS_VALUES(median_f)
+FS_SAYS_ITS_SLOT(median_f)
+
+/* Slot: the sum of the sessions' hashes, which are behind the side entries' keys. It never has a second part. */
+#define FS_IN_ORDER(name)                                                                                           \
+    FS_KEEPS_WHAT(name, count)                                                                                      \
+    FS_SAYS_ITS_SLOT(name)                                                                                          \
+    FS_FOLD void fs_##name##_value(uint64_t *slot, uint64_t before, uint64_t rows, uint64_t value) {                \
+        (void)slot, (void)before, (void)rows, (void)value;                                                          \
+    }                                                                                                               \
+    FS_FOLD void fs_##name##_beside(uint64_t *slot, uint64_t *entry, uint64_t *hash, uint64_t value) {              \
+        slot[0] -= *hash;                                                                                           \
+        *hash = fs_hash_value(*hash ^ value);                                                                       \
+        slot[0] += *hash;                                                                                           \
+        entry[0] += 1;                                                                                              \
+    }
+FS_IN_ORDER(order_i)
+FS_IN_ORDER(order_f)
 
 #endif

@@ -11,7 +11,7 @@ from flexstream.cython_ext.operators.edges cimport edge_row
 from flexstream.cython_ext.operators.graph cimport STEP_DONE, STEP_MORE, STEP_WAIT, Context, Operator, Step
 from flexstream.cython_ext.operators.pane cimport (
     PHASE_CLEAN, PHASE_EMIT, PHASE_EMIT_NEWER, PHASE_EMIT_UNMERGED, PHASE_FLIP, PHASE_MERGE, PHASE_NONE, PHASE_RETIRE,
-    PHASE_SIDES, Pane, PaneSet, Rolling,
+    Pane, PaneSet, Rolling,
 )
 from flexstream.cython_ext.operators.panes cimport closed_until, drop_panes, next_due, next_part, pane_position
 from flexstream.cython_ext.operators.table cimport (
@@ -21,7 +21,9 @@ from flexstream.cython_ext.operators.rolling cimport (
     is_stacked, rolling_begin, rolling_begin_retiring, rolling_compact, rolling_flip_slice, rolling_forget,
     rolling_in_use, rolling_release, rolling_retire_slice,
 )
-from flexstream.cython_ext.operators.side_tables cimport sides_begin, sides_of_window, sides_slice
+from flexstream.cython_ext.operators.side_tables cimport (
+    is_of_sides, sides_begin, sides_of_one, sides_of_window, sides_slice,
+)
 from flexstream.cython_ext.operators.windower cimport (
     end_after, first_end, last_end_until, needed_from, open_from, revises, window_number, window_start,
 )
@@ -143,6 +145,8 @@ cdef Step begin_window(Operator *op, Context *context, PaneSet *panes, int64_t e
         panes.source = &panes.panes[first].table
         panes.cursor = 0
         panes.phase = PHASE_EMIT
+        if op.n_sides:
+            sides_of_one(op, panes)
     elif status == ARENA_FULL:
         give_up_merging(op, context, panes)
     else:
@@ -163,7 +167,6 @@ cdef inline void after_merging(Operator *op, PaneSet *panes) noexcept nogil:
         if is_stacked(op, panes) and rolling.begin == rolling.middle:
             panes.source = &rolling.newer
     if op.n_sides:
-        panes.phase = PHASE_SIDES
         sides_begin(op, panes)
 
 
@@ -416,7 +419,7 @@ cdef Step fire_windows(Operator *op, Context *context, uint32_t group, int64_t w
         return STEP_MORE if step == STEP_DONE and panes.phase != PHASE_NONE else step
     if panes.phase == PHASE_MERGE:
         step = merge_slice(op, context, panes)
-    elif panes.phase == PHASE_SIDES:
+    elif is_of_sides(panes.phase):
         step = sides_slice(op, context, panes)
     elif panes.phase == PHASE_EMIT or panes.phase == PHASE_EMIT_NEWER:
         step = emit_slice(op, context, panes, group)

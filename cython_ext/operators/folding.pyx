@@ -22,7 +22,7 @@ cdef ArenaStatus fold_entries(Operator *op, Arena *arena, Pane *pane, Pane *part
     cdef int problem = 0
     cdef ArenaStatus status
     if k == 0 and op.n_sides:
-        forget_counts(op, &part.table, 0)        # values count when they go over themselves
+        forget_counts(op, &part.table)        # values count when they go over themselves
     status = table_merge(&pane.table, &op.layout, &part.table, &part.folded, budget, arena, &problem)
     while k < part.folded:
         entry = <uint64_t *> (part.table.entries + k * op.layout.stride)

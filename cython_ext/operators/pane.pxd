@@ -25,6 +25,9 @@ cdef enum Phase:
     PHASE_RETIRE = 6          # out of what was merged goes what no later window has
     PHASE_FLIP = 7            # `older` is used up: made anew of all panes that are left
     PHASE_CLEAN = 8           # revisions are out: entries are not dirty any more
+    PHASE_SIDES_FORGET = 9    # before PHASE_SIDES: what parts say of their values, the window says anew
+    PHASE_CHAIN = 10          # behind it: values to the keys that are to be ranked
+    PHASE_RANK = 11           # their medians
 
 
 cdef struct Pane:

@@ -16,7 +16,7 @@ from flexstream.cython_ext.operators.graph cimport (
 from flexstream.cython_ext.operators.pane cimport PaneSet
 from flexstream.cython_ext.operators.panes cimport operator_init
 from flexstream.cython_ext.operators.table cimport (
-    FS_ORDERED, FS_SIDE, KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side, fs_facts_of,
+    FS_ORDERED, FS_RANKED, FS_SIDE, KEY_RAW, MAX_SIDES, USED_BIT, Layout, Side, fs_facts_of,
 )
 from flexstream.cython_ext.expressions.program cimport (
     BAD_CAST, BAD_DIVISION, BAD_OVERFLOW, program_build, program_free,
@@ -93,8 +93,9 @@ cdef build_sides(Operator *op, lowered):
         side.layout.key_bytes = 8 * side.layout.key_words
         side.layout.stride = 8 * (1 + side.layout.key_words)
         side.layout.empty[0] = USED_BIT
-        if side.flags & FS_ORDERED:         # the session's hash
+        if side.flags & (FS_ORDERED | FS_RANKED):       # the session's hash, or the next value of the key
             side.layout.stride += 8
+        if side.flags & FS_ORDERED:
             op.ordered = True
         n += 1
     op.n_sides = n

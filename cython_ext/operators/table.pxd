@@ -38,6 +38,8 @@ cdef extern from "folds.h" nogil:
         FS_REAL
         FS_MASKS
         FS_OVERFLOWS
+        FS_COUNTED
+        FS_RANKED
         FS_FOLDS_END
     ctypedef struct fs_fold_facts:
         const char *name
@@ -98,6 +100,25 @@ cdef struct Table:
     uint64_t multiplier       # odd; another one: entries have moved
 
 
+cdef struct Ranking:          # of the key whose median is looked for (ranking.pxd)
+    uint64_t *entry           # the key's; NULL: there is none
+    uint64_t *chain           # the values that the pass is about
+    uint64_t *at              # those not looked at yet
+    uint64_t *below           # of those that were, by the pivot
+    uint64_t *above
+    uint64_t rows_below
+    uint64_t rows_equal
+    uint64_t rank             # of the lower middle row, among those of the chain
+    bint even                 # the row behind it counts as well
+    bint counted              # rows are, and rank and even are known
+    uint32_t passes
+    int64_t pivot
+    int64_t least             # no value of the chain is less; nor is one greater:
+    int64_t greatest
+    int64_t least_above
+    int64_t following         # the least value of those above that were left behind
+
+
 cdef struct Side:             # of one aggregate: what it keeps beside the entries, in a table of (key, one more word)
     uint32_t fold
     uint32_t register_
@@ -105,6 +126,7 @@ cdef struct Side:             # of one aggregate: what it keeps beside the entri
     uint32_t flags            # of the fold
     Layout layout
     Table merged              # of a window that has several parts
+    Ranking ranking           # of a window that fires
 
 
 cdef inline uint32_t keys_within(uint64_t capacity, uint64_t n_bytes, bint sparse) noexcept nogil:

@@ -387,4 +387,6 @@ def fold_flags():
         "REAL": <int> FS_REAL,
         "MASKS": <int> FS_MASKS,
         "OVERFLOWS": <int> FS_OVERFLOWS,
+        "COUNTED": <int> FS_COUNTED,
+        "RANKED": <int> FS_RANKED,
     }

@@ -281,7 +281,8 @@ class _Generator:
         for fold, (value, _) in zip(self.pipeline.folds, values, strict=True):
             if fold.has("SIDE"):
                 block.add(f"word[{words}] = fs_word_of({value}, {int(fold.has('REAL'))});")
-                block.add(f"beside[{number}] = fs_find_beside(&sides[{number}], word, {words + 1});")
+                behind = int(fold.has("RANKED"))
+                block.add(f"beside[{number}] = fs_find_beside(&sides[{number}], word, {words + 1}, {behind});")
                 block.add(f"if (FS_RARE(!beside[{number}])) goto stop;")
                 number += 1
 
@@ -328,7 +329,8 @@ class _Generator:
         for aggregate, fold, (value, by) in zip(pipeline.bound.aggregates, pipeline.folds, values, strict=True):
             block.add(f"/* {comment(aggregate.name)} = {aggregate.fn} */")
             if fold.has("SIDE"):
-                block.add(f"fs_distinct_beside(slot + {at}, beside[{number}]);")
+                entry, word = f"beside[{number}]", f"fs_word_of({value}, {int(fold.has('REAL'))})"
+                block.add(f"fs_{fold.name}_beside(slot + {at}, {entry}, {entry} + {2 + pipeline.key_words}, {word});")
                 number += 1
             else:
                 for line in update(fold, at, value, by, self.keeps, overflowed):

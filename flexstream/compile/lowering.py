@@ -241,7 +241,7 @@ class _Lowering:
         beside = [aggregate.fn for aggregate in self.bound.aggregates if aggregate.function.beside]
         if len(beside) > MAX_SIDES:
             raise QueryError(
-                f"query {self.bound.query.name!r} has {len(beside)} of {' and '.join(BESIDE)}, "
+                f"query {self.bound.query.name!r} has {len(beside)} of {', '.join(BESIDE[:-1])} and {BESIDE[-1]}, "
                 f"at most {MAX_SIDES} work",
                 code="too_complex",
                 hint="split it into several queries, or use approx_distinct",

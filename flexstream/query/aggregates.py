@@ -1,4 +1,4 @@
-"""What a window says about each key: counts, sums, extremes, means, the first and last row, different values.
+"""What a window says about each key: counts, sums, extremes, means, middles, the first and last row, different values.
 
 FUNCTIONS has one record for each aggregate function. Whoever binds, runs, checks or translates one asks its record;
 what its fold keeps and does is in cython_ext/includes/folds.h, under the name that the record gives.
@@ -93,6 +93,8 @@ FUNCTIONS = {
                 "Spark counts different values exactly in batches only", "use approx_distinct", streaming_only=True
             ),
         ),
+        Function("mode", _any("mode_i", "mode_f", SAME), times=True, beside=True, spark="mode"),
+        Function("median", {"i64": ("median_i", "double"), "f64": ("median_f", "double")}, beside=True, spark="median"),
         Function(
             "approx_distinct", _any("approx_i", "approx_f", "int64"), times=True, spark="approx_count_distinct"
         ),
@@ -206,7 +208,7 @@ def check_window(aggregate: Aggregate, window: WindowSpec | None) -> None:
             f"{record.name} counts a row's value anew in each of its windows: {window.windows_per_row} times with "
             f"{window}; the limit is {MOST_WINDOWS_COUNTED_ANEW}",
             code="too_costly",
-            hint="use approx_distinct, whose panes are merged, or a longer slide",
+            hint="use a longer slide; approx_distinct, whose panes are merged, has no such limit",
         )
 
 
@@ -303,6 +305,22 @@ def last(arg: str | Expr) -> Aggregate:
 def distinct(arg: str | Expr) -> Aggregate:
     """How many different values there are: int64. It keeps them all; `approx_distinct` does not."""
     return _make("distinct", arg)
+
+
+def mode(arg: str | Expr) -> Aggregate:
+    """The most frequent value, in the argument's type; the smallest, if several are. It keeps all different values.
+
+    -0.0 and 0.0 are one value, and so are all NaNs, which are greater than any number.
+    """
+    return _make("mode", arg)
+
+
+def median(arg: str | Expr) -> Aggregate:
+    """The value in the middle, exactly: float64, half-way between the two middle ones of an even number of rows.
+
+    NaN is greater than any number. It keeps all different values.
+    """
+    return _make("median", arg)
 
 
 def approx_distinct(arg: str | Expr) -> Aggregate:

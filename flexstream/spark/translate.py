@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
     from flexstream.query.query import Query
 
-PARAMETERS = {"approx_count_distinct": (0.0325,)}  # relative standard deviation: about the error of ours
+PARAMETERS = {
+    "approx_count_distinct": (0.0325,),  # relative standard deviation: about the error of ours
+    "mode": (True,),  # of the most frequent values the smallest, not any
+}
 BEGINNING = -(2**62)  # microseconds: before any timestamp
 Arguments = dict[tuple[str, int], str]  # (aggregate's name, its argument's number) -> column
 EVENT_TIME, WINDOW = "__event_time", "__window"  # no field begins with an underscore
@@ -168,6 +171,8 @@ def _aggregate(aggregate: BoundAggregate, arguments: Arguments) -> Column:
     function: Callable[..., Column] = getattr(F, name)
     if aggregate.by is not None:  # of rows that are equal in what decides, the value decides
         return function(argument, F.struct(F.col(arguments[aggregate.name, 1]).alias("by"), argument.alias("value")))
+    if name == "mode" and aggregate.arg is not None and aggregate.arg.type == "f64":
+        argument = argument + F.lit(0.0)  # Spark counts -0.0 and 0.0 apart; this makes one of them
     return function(argument, *PARAMETERS.get(name, ()))
 
 

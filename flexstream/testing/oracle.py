@@ -204,6 +204,20 @@ def _variance(values: list[float], of: Callable[[list[float]], float] = statisti
         return math.inf
 
 
+def _mode(values: list[Any]) -> Any:
+    """Of the values with the most rows the smallest. -0.0 and 0.0 are one, and so are all NaNs."""
+    plain = [_key_value(value) for value in values]
+    rows = Counter(map(_smallest_first, plain))
+    return min(plain, key=lambda value: (-rows[_smallest_first(value)], _smallest_first(value)))
+
+
+def _median(values: list[Any]) -> float:
+    """As Spark's percentile(x, 0.5) has it: integers in their own order, then as reals."""
+    ranked = sorted(values, key=_smallest_first)
+    lower, upper = ranked[(len(ranked) - 1) // 2], ranked[len(ranked) // 2]
+    return float(lower) if lower == upper else 0.5 * float(lower) + 0.5 * float(upper)
+
+
 AGGREGATES: dict[str, Callable[[list[Any], list[Place]], Any]] = {
     "count": lambda values, _: len(values),
     "count_if": lambda values, _: values.count(True),
@@ -220,6 +234,8 @@ AGGREGATES: dict[str, Callable[[list[Any], list[Place]], Any]] = {
     "first": lambda values, _: values[0],
     "last": lambda values, _: values[-1],
     "distinct": lambda values, _: len({word_of(value) for value in values}),
+    "mode": lambda values, _: _mode(values),
+    "median": lambda values, _: _median(values),
     "approx_distinct": lambda values, _: estimate(values),
     "order_hash": _order_hash,
 }

@@ -37,7 +37,7 @@ SLIDING = (
 VALUES = (
     STREAM.query("values")
     .window(fs.sliding("300ms", every="100ms"))
-    .agg(n=fs.count(), x=fs.distinct(col("x") % 50), y=fs.distinct("y"))
+    .agg(n=fs.count(), x=fs.distinct(col("x") % 50), often=fs.mode(col("x") % 7), y=fs.median("y"), z=fs.median("x"))
 )
 ORDERED = STREAM.query("ordered").window(fs.tumbling("250ms")).agg(n=fs.count(), order=fs.order_hash("x"))
 SPLITTABLE = (TUMBLING, SLIDING, VALUES)

@@ -17,7 +17,11 @@ KEYS = 6_000
 ROUNDS = 10
 STREAM = fs.Stream("s", {"t": "timestamp[s]", "k": "i64", "x": "i64"}, key="k", time="t")
 LONG = STREAM.query("long").window(fs.tumbling("1h")).agg(n=fs.count(), total=fs.sum("x"), dev=fs.stddev("x"))
-VALUES = STREAM.query("values").window(fs.tumbling("1h")).agg(n=fs.count(), values=fs.distinct("x"))
+VALUES = (
+    STREAM.query("values")
+    .window(fs.tumbling("1h"))
+    .agg(n=fs.count(), values=fs.distinct("x"), often=fs.mode("x"), middle=fs.median("x"))
+)
 SLIDING = STREAM.query("sliding").window(fs.sliding("1h", every="30m")).agg(n=fs.count(), last=fs.max("x"))
 
 pytestmark = pytest.mark.time_limit(280)
@@ -67,11 +71,14 @@ def assert_totals(engine: fs.Engine, sent: list[np.ndarray]) -> None:
     largest = np.full(KEYS, -(10**9))
     for rows in sent:
         np.maximum.at(largest, rows["k"], rows["x"])
-    pairs = np.unique(np.concatenate([rows[["k", "x"]] for rows in sent]))
-    values = np.bincount(pairs["k"], minlength=KEYS)
+    everything = np.concatenate(sent)
+    rows_of = np.zeros((KEYS, 4), np.int64)  # of each key and value from -2 to 1
+    np.add.at(rows_of, (everything["k"], everything["x"] + 2), 1)
+    values, often = (rows_of > 0).sum(axis=1), rows_of.argmax(axis=1) - 2
+    middle = np.median(np.sort(everything, order="k")["x"].reshape(KEYS, count), axis=1)
     counted = as_rows(engine.results("values"))
-    assert {row["k"]: (row["n"], row["values"]) for row in counted} == {
-        key: (count, values[key]) for key in range(KEYS)
+    assert {row["k"]: (row["n"], row["values"], row["often"], row["middle"]) for row in counted} == {
+        key: (count, values[key], often[key], middle[key]) for key in range(KEYS)
     }
     windows = as_rows(engine.results("sliding"))
     assert len(windows) == 2 * KEYS

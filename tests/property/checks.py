@@ -23,10 +23,11 @@ KEY_KINDS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "f32", "f64", "bool"
 VALUE_KINDS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64", "bool", "timestamp", "bytes")
 INTEGER_CASTS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 BESIDE = (fs.order_hash,)  # not compiled
-VALUED = (fs.min, fs.max, fs.first, fs.last, fs.approx_distinct, fs.distinct, *BESIDE)  # of any value, as it is
+VALUED = (fs.min, fs.max, fs.first, fs.last, fs.approx_distinct, fs.distinct, fs.mode, *BESIDE)  # of any value
 CONDITIONS = (fs.count_if, fs.bool_and, fs.bool_or)
 DECIDED = (fs.min_by, fs.max_by)  # of any value, by another
-COMPILED = (*CONDITIONS, *DECIDED, fs.sum, fs.avg, fs.stddev, fs.variance, *(fn for fn in VALUED if fn not in BESIDE))
+NUMBERS = (fs.sum, fs.avg, fs.stddev, fs.variance, fs.median)
+COMPILED = (*CONDITIONS, *DECIDED, *NUMBERS, *(fn for fn in VALUED if fn not in BESIDE))
 FUNCTIONS = (*COMPILED, *BESIDE)
 SUMMABLE = 1_000_003  # integer sums take remainders of it: no sum of a test's rows overflows
 

@@ -15,7 +15,7 @@ OTHERS = {
     "least": fs.min("x"), "most": fs.max("f"), "mean": fs.avg("f"), "spread": fs.stddev("f"), "first": fs.first("x"),
     "last": fs.last("x"), "about": fs.approx_distinct("x"),
 }  # fmt: skip
-BESIDE = {"exact": fs.distinct("x")}
+BESIDE = {"exact": fs.distinct("x"), "often": fs.mode("x"), "middle": fs.median("f"), "both": fs.median("x")}
 
 
 def random_aggregates(rnd):
@@ -23,7 +23,8 @@ def random_aggregates(rnd):
     kind = rnd.choice(("invertible", "others", "others", "beside"))
     if kind != "invertible":
         chosen |= {name: OTHERS[name] for name in rnd.sample(sorted(OTHERS), rnd.randint(1, 3))}
-    return chosen | (BESIDE if kind == "beside" else {})
+    beside = rnd.sample(sorted(BESIDE), rnd.randint(1, 4)) if kind == "beside" else []
+    return chosen | {name: BESIDE[name] for name in beside}
 
 
 def random_batch(rnd, now, n):

@@ -220,6 +220,31 @@ def test_an_approximate_count_is_sparks_own_with_our_error(spark: Any) -> None:
         assert abs(row["about"] - exact) <= 5 * 0.0325 * exact + 0.5
 
 
+def test_mode_and_median_are_those_of_the_engine_with_ties_zeros_and_nan(spark: Any) -> None:
+    stream = fs.Stream("m", {"t": "timestamp[ms]", "k": "i64", "x": "i64", "y": "f64"}, key="k", time="t")
+    rows = np.zeros(240, stream.schema.dtype)
+    rows["k"] = np.arange(240) % 6
+    rows["x"] = np.resize([9, 9, -4, 3, -4, 2**62, 2**62 + 2], 240)
+    rows["y"] = np.resize([2.0, -0.0, 0.0, np.nan, 2.0, np.inf, -np.inf, 0.0, np.nan, 2.0, -0.0], 240)
+    aggregates = {"a": fs.mode("x"), "b": fs.mode("y"), "c": fs.median("x"), "d": fs.median("y")}
+    query = stream.query("q").window(fs.tumbling("1s")).agg(**aggregates)
+    found = results_of(query, query.to_spark(spark.createDataFrame(spark_table(stream, rows))))
+    assert_same_results(query, found, run(query, rows).windows)
+
+
+def test_mode_and_median_of_a_streaming_frame(spark: Any, tmp_path: Path) -> None:
+    query = STREAM.query("q").window(fs.tumbling("1s")).agg(often=fs.mode("x"), middle=fs.median("price"))
+    rows = make_rows(2_000)
+    for i, part in enumerate((rows, *(make_rows(1, start=start) for start in (1_000_000, 1_000_001)))):
+        pq.write_table(arrow_table(part), tmp_path / f"{i}.parquet")
+        os.utime(tmp_path / f"{i}.parquet", (1_000_000 + i, 1_000_000 + i))
+    df = spark.readStream.schema(SPARK_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(tmp_path))
+    writer = query.to_spark(df).writeStream.format("memory").queryName("middles").outputMode("append")
+    started = writer.option("checkpointLocation", str(tmp_path / "check")).trigger(availableNow=True).start()
+    assert started.awaitTermination(400)
+    assert_same_results(query, results_of(query, spark.table("middles")), run(query, rows).windows)
+
+
 def test_a_sum_needs_ansi_mode(spark: Any) -> None:
     spark.conf.set("spark.sql.ansi.enabled", "false")
     try:

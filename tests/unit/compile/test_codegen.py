@@ -41,7 +41,7 @@ WORDS = set(
         reserved touched touched_limit dense base range off outside fresh count slot FS_USED FS_CACHED
         profile fs_profile passed fs_note_key hot_key hot_count hot_slot some_key is_hot places place p merge_hot int
         fs_bits fs_row value by fs_side_view sides other_sides held_sides side beside word FS_SIDES
-        fs_word_of fs_find_beside fs_distinct_beside session sequence
+        fs_word_of fs_find_beside session sequence
         time key at entry memcpy memcmp INT64_C UINT64_C INT64_MIN FS_GOLDEN fs_view fs_pane_view
         fs_variant_run __builtin_add_overflow __builtin_sub_overflow __builtin_mul_overflow __builtin_fabs fs_real
         fs_eq fs_lt fs_hash_words fs_key_f32 fs_key_f64 0x1p63
@@ -49,7 +49,7 @@ WORDS = set(
         fs_get_bool float fs_floor fs_floormod fs_year fs_month fs_day fs_day_of_week fs_day_of_year fs_is_zero
         fs_hash_int fs_hash_long fs_hash_f32 fs_hash_f64 fs_hash_bytes""",
     )
-) | {f"fs_{fold}_{what}" for fold in FOLDS for what in ("update", "merge")}
+) | {f"fs_{fold}_{what}" for fold in FOLDS for what in ("update", "merge", "beside")}
 WIDE = fs.Stream(
     "wide",
     {
@@ -372,7 +372,7 @@ static void check(int number, const variant_case *c) {
     uint32_t side_used[2][FS_SIDES] = {{0}};
     for (int s = 0; s < 2 * FS_SIDES; s++) {
         fs_side_view *side = &view.side[s / FS_SIDES][s % FS_SIDES];
-        *side = (fs_side_view){calloc(CAPACITY, 8 * (c->words + 2)), CAPACITY - 1, FS_GOLDEN, CAPACITY, 58,
+        *side = (fs_side_view){calloc(CAPACITY, 8 * (c->words + 3)), CAPACITY - 1, FS_GOLDEN, CAPACITY, 58,
                                CAPACITY / 2, &side_used[s / FS_SIDES][s % FS_SIDES]};
     }
     view.empty = c->empty;
@@ -483,6 +483,7 @@ def test_the_sanitizers_have_nothing_to_report(tmp_path):
         masked.window(fs.tumbling("99s")).agg(a=fs.min_by("x", "y"), b=fs.max_by("y", "x"), c=fs.bool_or(col("x") > 1)),
         whole.query("q").window(fs.tumbling("99s")).agg(a=fs.max_by("y", "y"), b=fs.min_by("x", "t")),
         masked.window(fs.tumbling("99s")).agg(a=fs.distinct(col("x") % 5), n=fs.count(), b=fs.distinct(col("y") > 1)),
+        masked.window(fs.tumbling("99s")).agg(a=fs.mode(col("x") % 5), b=fs.median("y"), c=fs.mode("y")),
         tiny.query("q").window(fs.tumbling("1000s")).agg(n=fs.count()),
         huge.query("q").filter(col("pad") != b"x").window(fs.tumbling("1000s")).agg(n=fs.count(), a=fs.sum("x")),
     ]

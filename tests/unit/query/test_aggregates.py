@@ -11,7 +11,7 @@ import flexstream as fs
 from flexstream import col
 from flexstream.errors import QueryError
 from flexstream.testing import run
-from tests.property.checks import FINISH_S
+from tests.property.checks import FINISH_S, equal
 
 STREAM = fs.Stream(
     "s",
@@ -130,7 +130,7 @@ def test_a_session_in_the_slot_of_one_that_has_gone_has_a_number_of_its_own():
 
 
 def test_what_keeps_values_is_not_for_bytes():
-    for fn in (fs.first, fs.last, fs.distinct, fs.approx_distinct, fs.order_hash):
+    for fn in (fs.first, fs.last, fs.distinct, fs.mode, fs.approx_distinct, fs.order_hash):
         with pytest.raises(QueryError, match="does not work on name, which is bytes"):
             query_of(a=fn("name"))
 
@@ -266,8 +266,144 @@ def test_order_hash_says_that_it_is_not_compiled():
 
 def test_a_query_keeps_the_values_of_four_aggregates_at_most():
     aggregates = {f"a{i}": fs.distinct(col("x") + i) for i in range(5)}
-    with pytest.raises(QueryError, match="has 5 of distinct and order_hash, at most 4 work"):
+    with pytest.raises(QueryError, match="has 5 of distinct, mode, median and order_hash, at most 4 work"):
         results(query_of(**aggregates), rows_of(1))
+
+
+# -- mode and median
+
+
+def assert_as_the_oracle_says(query: fs.Query, rows: np.ndarray, found: list[dict[str, Any]]) -> None:
+    expected = {(window, *key): values for (window, key), values in run(query, rows).windows.items()}
+    assert len(found) == len(expected)
+    for row in found:
+        for name, value in expected[int(row["window_start"].timestamp() * 1000), row["k"]].items():
+            assert equal(row[name], value), (row, name, value)
+
+
+@both
+def test_mode_is_the_most_frequent_value_and_the_smallest_of_several(compile):
+    query = query_of(x=fs.mode("x"), y=fs.mode("y"), small=fs.mode("small"), ok=fs.mode("ok"), n=fs.count())
+    rows = rows_of(
+        600,
+        k=np.arange(600) % 2,
+        x=np.resize([7, 7, 3, 3, -5, -5, -5, 9], 600),
+        y=np.resize([np.nan, 2.5, -0.0, -0.0, 0.0, 2.5, np.nan, 0.0], 600),
+        small=-np.arange(600) // 300,
+        ok=np.arange(600) % 4 < 2,
+    )
+    found = {row["k"]: row for row in results(query, rows, compile=compile)}
+    assert (found[0]["x"], found[1]["x"]) == (-5, -5)  # of 7, 3 and -5 with 75 rows each; -5 with 150 of 300
+    assert (found[0]["y"], np.signbit(found[0]["y"])) == (0.0, False)
+    assert (found[1]["y"], found[1]["small"], found[1]["ok"]) == (0.0, -2, False)
+    kinds = {name: str(query.result_schema().field(name).type) for name in ("x", "y", "small", "ok")}
+    assert kinds == {"x": "int64", "y": "double", "small": "int16", "ok": "bool"}
+
+
+@both
+def test_mode_is_also_for_times_and_nan_is_a_value(compile):
+    query = query_of(t=fs.mode("t"), y=fs.mode("y"))
+    rows = rows_of(500, t=np.resize([3, 5, 5], 500), y=np.resize([np.nan, -np.nan, 1.0], 500))
+    (row,) = results(query, rows, compile=compile)
+    assert row["t"].microsecond == 5000
+    assert np.isnan(row["y"])
+
+
+@both
+def test_median_is_the_middle_row_or_half_way_between_two(compile):
+    query = query_of(x=fs.median("x"), y=fs.median("y"), small=fs.median(col("small") + 1))
+    y = [np.inf, np.nan, 1, -np.inf, np.inf]
+    rows = rows_of(5, k=[0, 0, 0, 1, 1], x=[9, 1, 4, 4, 7], y=y, small=[1, 1, 5, 2, 2])
+    for n in (1, 40):
+        found = {row["k"]: row for row in results(query, np.resize(rows, 5 * n), compile=compile)}
+        assert (found[0]["x"], found[0]["y"], found[0]["small"]) == (4.0, np.inf, 2.0)
+        assert (found[1]["x"], found[1]["small"]) == (5.5, 3.0)
+        assert np.isnan(found[1]["y"])
+    assert {str(query.result_schema().field(name).type) for name in ("x", "y", "small")} == {"double"}
+
+
+def test_median_of_the_largest_values_does_not_overflow():
+    query = query_of(x=fs.median("x"), y=fs.median("y"))
+    (row,) = results(query, rows_of(2, x=[2**63 - 1, 2**63 - 3], y=[1.5 * 2.0**1023, 2.0**1023]))
+    assert (row["x"], row["y"]) == (2.0**63, 1.25 * 2.0**1023)
+
+
+@pytest.mark.parametrize(("argument", "said"), [("ok", "is bool"), ("t", "is timestamp"), ("name", "is bytes")])
+def test_median_is_for_numbers(argument, said):
+    with pytest.raises(QueryError, match=f"median does not work on {argument}, .*{said}") as refused:
+        query_of(a=fs.median(argument))
+    assert refused.value.code == "bad_types"
+    assert "it is for numbers" in (refused.value.hint or "")
+
+
+@both
+@pytest.mark.parametrize("values", [3, 40, 10**6])
+def test_values_are_ranked_and_counted_over_all_panes_of_a_window(values, compile):
+    query = query_of(
+        fs.sliding("10s", every="2s"), often=fs.mode("x"), x=fs.median("x"), y=fs.median("y"), z=fs.mode("y")
+    )
+    rng = np.random.default_rng(3)
+    rows = rows_of(4000, t=rng.integers(0, 60_000, 4000), k=rng.integers(0, 5, 4000), x=rng.integers(0, values, 4000))
+    rows["y"] = rng.choice([0.0, -0.0, np.nan, -np.nan, 1.5, np.inf, -np.inf], 4000)
+    assert_as_the_oracle_says(query, rows, results(query, *np.array_split(rows, 13), compile=compile))
+
+
+@both
+def test_late_rows_revise_mode_and_median_of_their_keys_alone(compile):
+    query = (
+        STREAM.query("q")
+        .window(fs.tumbling("10s"), allowed_lateness="100s")
+        .agg(often=fs.mode("x"), middle=fs.median("x"))
+    )
+    with fs.Engine(groups=4, pin=False, compile=compile) as engine:
+        engine.submit(query)
+        engine.feed("s", rows_of(4, t=[1, 2, 3, 4], k=[0, 0, 0, 1], x=[5, 6, 5, 1]), watermark=20_000)
+        engine.feed("s", rows_of(3, t=[4, 5, 6], x=[6, 6, 8]), watermark=30_000)
+        engine.feed("s", rows_of(2, t=[7, 25_000], k=[1, 1], x=[0, 7]), watermark=40_000)
+        engine.finish(timeout=FINISH_S)
+        found = [row for batch in engine.results("q") for row in batch.to_pylist()]
+    said = sorted((row["window_start"].second, row["k"], row["revision"], row["often"], row["middle"]) for row in found)
+    assert said == [(0, 0, 0, 5, 5.0), (0, 0, 1, 6, 6.0), (0, 1, 0, 1, 1.0), (0, 1, 2, 0, 0.5), (20, 1, 0, 7, 7.0)]
+
+
+@both
+@pytest.mark.parametrize(
+    ("keys", "values", "panes", "memory"), [(40, 10**9, 2, 10 << 20), (12_000, 12_000, 3, 16 << 20)]
+)
+def test_mode_and_median_are_exact_where_there_is_no_memory_to_merge_in(keys, values, panes, memory, compile):
+    """As with distinct: in the second case not even a table of all keys fits."""
+    n = 12_000
+    query = query_of(fs.sliding(f"{panes}s", every="1s"), n=fs.count(), often=fs.mode("x"), middle=fs.median("x"))
+    parts = [
+        rows_of(n, t=1000 * p, k=np.arange(n) % keys, x=(n // 2 * p + np.arange(n)) % values) for p in range(panes)
+    ]
+    found = results(query, *parts, groups=1, state_memory_bytes=memory, compile=compile)
+    assert_as_the_oracle_says(query, np.concatenate(parts), found)
+
+
+@both
+def test_rows_for_whose_values_there_is_no_room_are_in_no_mode_and_no_median(compile):
+    query = query_of(n=fs.count(), often=fs.mode("y"), middle=fs.median("x"))
+    rows = rows_of(100_000, k=np.arange(100_000) % 3, x=np.arange(100_000), y=np.arange(100_000) % 7)
+    with fs.Engine(groups=4, pin=False, state_memory_bytes=2 << 20, compile=compile) as engine:
+        engine.submit(query)
+        engine.feed("s", rows, watermark=False)
+        engine.finish(timeout=FINISH_S)
+        found = [row for batch in engine.results("q") for row in batch.to_pylist()]
+        full = engine.status()["queries"]["q"]["rejected"]["state_full"]
+    assert full > 0
+    assert sum(row["n"] for row in found) == len(rows) - full
+    assert all(row["often"] in range(7) and 0 <= row["middle"] < 100_000 for row in found)
+
+
+def test_one_key_with_many_values_is_ranked_in_many_slices():
+    """A slice looks at 4096 values; this key has fifty times as many, in two parts of the window."""
+    query = query_of(fs.sliding("2s", every="1s"), middle=fs.median("x"), real=fs.median("y"))
+    rng = np.random.default_rng(5)
+    rows = rows_of(200_001, t=rng.integers(0, 2000, 200_001), x=rng.permutation(200_001), y=rng.normal(size=200_001))
+    found = {row["window_start"].second: row for row in results(query, rows)}
+    assert found[0]["middle"] == 100_000.0
+    assert found[0]["real"] == np.median(rows["y"])
 
 
 # -- order_hash
@@ -302,6 +438,8 @@ def test_order_hash_needs_a_tumbling_window():
         fs.last(col("y") + 1),
         fs.approx_distinct("ok"),
         fs.distinct("x"),
+        fs.mode("ok"),
+        fs.median(col("y") + 1),
         fs.order_hash("x"),
     ],
     ids=str,
@@ -314,7 +452,7 @@ def test_the_plan_and_its_json_say_the_aggregate(aggregate):
     assert run(query, rows_of(3)).windows
 
 
-@pytest.mark.parametrize("body", [["count_if"], ["count_if", ["col", "ok"], 1], ["median", ["col", "x"]]])
+@pytest.mark.parametrize("body", [["count_if"], ["count_if", ["col", "ok"], 1], ["middle", ["col", "x"]]])
 def test_json_that_is_no_aggregate_is_refused(body):
     plan = query_of(n=fs.count()).to_dict()
     with pytest.raises(QueryError, match="not an aggregate"):

@@ -251,7 +251,7 @@ GOOD = json.loads(FULL.to_json())
         {"allowed_lateness": "soon"},
         {"aggregates": []},
         {"aggregates": {"n": ["count", 1]}},
-        {"aggregates": {"n": ["median", ["col", "half"]]}},
+        {"aggregates": {"n": ["middle", ["col", "half"]]}},
         {"aggregates": {"": ["count"]}},
         {"extra": 1},
     ],

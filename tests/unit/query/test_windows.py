@@ -73,6 +73,9 @@ def test_a_plan_whose_cost_per_row_is_absurd_is_refused_with_the_number():
     with pytest.raises(fs.QueryError, match=r"each of its windows: 65536 times .* the limit is 1024") as error:
         stream.query("q").window(long).agg(n=fs.distinct("k"))
     assert error.value.code == "too_costly"
+    for beside in (fs.mode, fs.median):
+        with pytest.raises(fs.QueryError, match="the limit is 1024"):
+            stream.query("q").window(long).agg(n=beside("k"))
     with pytest.raises(fs.QueryError, match="65536 of them") as error:
         stream.query("q").window(long, allowed_lateness="1s")
     assert error.value.code == "too_costly"

@@ -194,7 +194,7 @@ class Stream:
         """Begin a query over this stream."""
         from flexstream.query.query import Query
 
-        return Query(name, self)
+        return Query.over(self, name)
 
     def to_dict(self) -> dict[str, Any]:
         return {

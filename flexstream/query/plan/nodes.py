@@ -8,6 +8,7 @@ An expression in a node is an `Expr` as somebody wrote it, or `Typed` where a re
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,7 +41,7 @@ Columns = Mapping[str, ColumnType]
 Streams = Mapping[str, Stream]
 
 
-class Node:
+class Node(ABC):
     """One operator of a plan. `layout`: the rows that the pipeline reads which the node is in.
 
     The fields of a kind say what it is told; __post_init__ checks it and sets schema and traits, so that a node that
@@ -55,25 +56,25 @@ class Node:
     layout: RowLayout
 
     @property
-    def inputs(self) -> tuple[Node, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def inputs(self) -> tuple[Node, ...]: ...
 
+    @abstractmethod
     def over(self, *inputs: Node) -> Node:
         """The same node over other inputs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def body(self) -> dict[str, Any]:
         """Its parts, as JSON has them."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def read(cls, body: Mapping[str, Any], inputs: tuple[Node, ...], streams: Streams) -> Node:
         """The node of a body that has its parts. Raises FlexStreamError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lines(self) -> list[str]:
         """The node for people."""
-        raise NotImplementedError
 
     @cached_property
     def types(self) -> dict[str, str]:
@@ -199,17 +200,17 @@ class Map(_Step):
             raise QueryError(
                 f"a query has at most {MAX_COLUMNS} columns", code="too_large", hint="project() first"
             )
-        typed = {name: self._bound(name, tree) for name, tree in self.columns.items()}
+        placed = self.input.traits.placed
+        typed = {name: self._bound(name, tree, placed) for name, tree in self.columns.items()}
         object.__setattr__(self, "typed", typed)
         made = {name: ColumnType(tree.field_type) for name, tree in typed.items()}
         copies = {name: tree.name if tree.op == "col" else None for name, tree in typed.items()}
         self._is({**self.input.schema, **made}, after_map(self.input.traits, copies), self.input.layout)
 
-    def _bound(self, name: str, tree: Expr | Typed) -> Typed:
+    def _bound(self, name: str, tree: Expr | Typed, placed: frozenset[str]) -> Typed:
         check_column_name(name)
-        traits = self.input.traits
-        if name in traits.placed:
-            role = "a key" if name in traits.dist else "the time"
+        if name in placed:
+            role = "a key" if name in self.input.traits.dist else "the time"
             raise QueryError(
                 f"map() cannot replace {name!r}, {role} field of stream {self.input.layout.of!r}: rows "
                 "have their place already, another needs a re-shuffle",
@@ -433,7 +434,7 @@ class Sink(_OneInput):
 
 KINDS: dict[str, type[Node]] = {
     kind.op: kind for kind in (Scan, Filter, Map, Project, Window, Aggregate, Sink)
-}  # fmt: skip
+}
 
 
 def walk(root: Node) -> Iterator[Node]:

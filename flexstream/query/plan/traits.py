@@ -47,8 +47,13 @@ class Traits:
 def after_map(traits: Traits, copies: Mapping[str, str | None]) -> Traits:
     """`copies`: the new columns; which column each has the values of, None where it is computed."""
     kept = _among(traits.equal, lambda name: name not in copies)
-    pairs = [{new, of} for new, of in copies.items() if of is not None and of not in copies]
-    return replace(traits, equal=_merged([*kept, *pairs]))
+    home = {name: names for names in kept for name in names}
+    grown: dict[frozenset[str], set[str]] = {}
+    for new, of in copies.items():
+        if of is not None and of not in copies:
+            names = home.get(of, frozenset({of}))
+            grown.setdefault(names, set(names)).add(new)
+    return replace(traits, equal=kept - grown.keys() | set(map(frozenset, grown.values())))
 
 
 def after_project(traits: Traits, kept: Iterable[str]) -> Traits:
@@ -59,12 +64,3 @@ def after_project(traits: Traits, kept: Iterable[str]) -> Traits:
 def _among(equal: Equal, stays: Callable[[str], bool]) -> Equal:
     found = (frozenset(filter(stays, names)) for names in equal)
     return frozenset(names for names in found if len(names) > 1)
-
-
-def _merged(sets: Iterable[Iterable[str]]) -> Equal:
-    """Sets that share a column become one."""
-    found: list[set[str]] = []
-    for names in map(set, sets):
-        apart = [one for one in found if not one & names]
-        found = [*apart, names.union(*(one for one in found if one & names))]
-    return frozenset(map(frozenset, found))

@@ -19,7 +19,8 @@ from flexstream.compile.lowering import KEY_FORMS
 from flexstream.compile.variant_choices import PLAIN, Choices, branch_free_from
 from flexstream.query.analysis import can_fail, resolve
 from flexstream.query.expr import Typed
-from flexstream.query.plan import BoundFilter, BoundMap, BoundQuery
+from flexstream.query.plan.nodes import Filter, Map
+from flexstream.query.plan.stages import BoundQuery
 from flexstream.rows.schema import Field
 
 ENTRY_POINT = "fs_variant_run"
@@ -37,29 +38,29 @@ class Pipeline:
 
     def __init__(self, bound: BoundQuery) -> None:
         self.bound = bound
-        self.stream = bound.query.stream
+        self.layout = bound.layout
         self.ahead: list[Typed] = []  # predicates that always have a value: any order will do
         self.behind: list[Typed] = []  # the rest, from the first that may fail on: in the order written
         columns: dict[str, Typed] = {}
         for step in bound.steps:
-            if isinstance(step, BoundMap):
-                columns = {**columns, **{name: resolve(tree, columns) for name, tree in step.columns.items()}}
-            elif isinstance(step, BoundFilter):
-                for part in conjuncts(resolve(step.expr, columns)):
-                    fails = bool(self.behind) or can_fail(part, self.stream.schema)
+            if isinstance(step, Map):
+                columns = {**columns, **{name: resolve(tree, columns) for name, tree in step.typed.items()}}
+            elif isinstance(step, Filter):
+                for part in conjuncts(resolve(step.typed, columns)):
+                    fails = bool(self.behind) or can_fail(part, self.layout.schema)
                     (self.behind if fails or len(self.ahead) == MAX_PREDICATES else self.ahead).append(part)
         found = [folded(aggregate, columns) for aggregate in bound.aggregates]
         self.folds = [fold for fold, _, _ in found]
         self.arguments = [argument for _, argument, _ in found]
         self.deciders = [by for _, _, by in found]
-        self.key_words = (sum(key.size for key in self.stream.key_fields) + 7) // 8
+        self.key_words = (sum(key.size for key in self.layout.key_fields) + 7) // 8
         self.slots = sum(fold.slots for fold in self.folds)
         self.beside = any(fold.has("SIDE") for fold in self.folds)
 
     @property
     def whole_key(self) -> Field | None:
         """The key, when it is one integer."""
-        first, *others = self.stream.key_fields
+        first, *others = self.layout.key_fields
         return first if not others and first.kind in _INTEGERS else None
 
     @property
@@ -80,7 +81,7 @@ class Pipeline:
         """A number of at most 32 bits."""
         if node.op == "cast":
             return node.args[0].type == "bool"
-        return node.op == "col" and self.stream.schema.field(node.name or "").size <= 4
+        return node.op == "col" and self.layout.schema.field(node.name or "").size <= 4
 
     @property
     def fold_cost(self) -> float:
@@ -92,16 +93,16 @@ class Pipeline:
         """May a dropped row be folded as nothing? Not into reals, whose sums would remember it."""
         whole = all(fold.has("MASKS") for fold in self.folds)
         trees = [tree for tree in (*self.arguments, *self.deciders) if tree is not None]
-        safe = not any(can_fail(tree, self.stream.schema) for tree in trees)
+        safe = not any(can_fail(tree, self.layout.schema) for tree in trees)
         return bool(self.ahead) and not self.behind and whole and safe
 
 
 class _Generator:
     def __init__(self, pipeline: Pipeline, choices: Choices) -> None:
         self.pipeline, self.choices = pipeline, choices
-        self.stream = pipeline.stream
-        self.row_bytes = self.stream.schema.row_bytes
-        self.expressions = Expressions(self.stream)
+        self.layout = pipeline.layout
+        self.row_bytes = self.layout.schema.row_bytes
+        self.expressions = Expressions(self.layout)
         self.dense = choices.dense and pipeline.can_be_dense
         self.masked = choices.masked and pipeline.can_mask
         self.stride = 8 * (1 + pipeline.key_words + pipeline.slots)
@@ -120,7 +121,7 @@ class _Generator:
         lines = ["static inline void load_key(const unsigned char *row, uint64_t *key)", "{"]
         lines += [f"    key[{word}] = 0;" for word in range(self.pipeline.key_words)]
         at = 0
-        for key in self.stream.key_fields:
+        for key in self.layout.key_fields:
             to, what = f"(unsigned char *)key + {at}", f"/* key: {comment(key.name)} */"
             form = {1: "fs_key_f32", 2: "fs_key_f64"}.get(KEY_FORMS.get(key.kind, 0))
             if form:
@@ -217,9 +218,9 @@ class _Generator:
 
     def first_offset(self) -> int:
         """Of what every row is asked for: the time and, before it, the first predicate's fields."""
-        fields = [self.stream.time_field.offset]
+        fields = [self.layout.time_field.offset]
         if self.order():
-            fields = [self.stream.schema.field(name).offset for name in _names(self.order()[0][0])] or fields
+            fields = [self.layout.schema.field(name).offset for name in _names(self.order()[0][0])] or fields
         return min(fields) & ~63 if self.row_bytes > 64 else 0
 
     def unless_kept(self, block: Block, indent: str = "    ") -> None:
@@ -227,7 +228,7 @@ class _Generator:
             block.add(f"{indent}if (!keep) continue;")
 
     def find_pane(self, block: Block) -> None:
-        block.add(f"const int64_t time = fs_get_i64(row + {self.stream.time_field.offset});")
+        block.add(f"const int64_t time = fs_get_i64(row + {self.layout.time_field.offset});")
         block.add("if (FS_RARE((uint64_t)time - (uint64_t)pane.start >= pane.span)) {")
         self.unless_kept(block)
         block.add("    if ((uint64_t)time - (uint64_t)other.start >= other.span) goto stop; /* a third, or late */")
@@ -382,7 +383,7 @@ class _Generator:
         block = Block(indent=body_indent(self.row_bytes))
         self.filters(block)
         values = self.values(block)
-        block.add(f"const int64_t time = fs_get_i64(row + {self.stream.time_field.offset});")
+        block.add(f"const int64_t time = fs_get_i64(row + {self.layout.time_field.offset});")
         block.add("if (FS_RARE((uint64_t)time - (uint64_t)pane.start >= pane.span)) goto stop;")
         block.add(f"const uint64_t off = (uint64_t){self.key_value()} - pane.base;")
         block.add("if (FS_RARE(off >= pane.range)) goto stop;")
@@ -488,8 +489,8 @@ class _Generator:
                 *self.key_functions(),
                 *(self.passing_function() if self.pipeline.ahead else []),
                 *(self.merge_function() if self.hot else []),
-                f"/* Query {comment(self.pipeline.bound.query.name)} over stream {comment(self.stream.name)}, "
-                f"panes of {self.pipeline.bound.windower.pane} {self.stream.time_unit}. */",
+                f"/* Query {comment(self.pipeline.bound.query.name)} over stream {comment(self.layout.of)}, "
+                f"panes of {self.pipeline.bound.windower.pane} {self.layout.time_unit}. */",
                 f"/* Variant: {comment(str(self.choices))} */",
                 *self.run_function(),
                 *self.entry_point(),

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from flexstream.query.analysis import can_fail
 from flexstream.query.typed import CALENDAR, RANGES, Typed
+from flexstream.rows.layout import RowLayout
 from flexstream.rows.schema import Field
-from flexstream.rows.stream import Stream
 
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _REAL_COMPARISONS = {
@@ -39,8 +39,8 @@ class Block:
 class Expressions:
     """Names every local once, so that blocks may stand inside one another."""
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
+    def __init__(self, layout: RowLayout) -> None:
+        self.layout = layout
         self.names = 0
 
     def local(self) -> str:
@@ -48,7 +48,7 @@ class Expressions:
         return f"v{self.names}"
 
     def field(self, node: Typed) -> Field:
-        return self.stream.schema.field(node.name or "")
+        return self.layout.schema.field(node.name or "")
 
     def value(self, node: Typed, block: Block) -> str:
         """The C of a local or constant that holds the expression; statements go to the block."""
@@ -91,7 +91,7 @@ class Expressions:
 
     def connective(self, node: Typed, name: str, block: Block) -> None:
         left = self.value(node.args[0], block)
-        if not can_fail(node.args[1], self.stream.schema):
+        if not can_fail(node.args[1], self.layout.schema):
             right = self.value(node.args[1], block)
             block.add(f"const int64_t {name} = {left} {'&' if node.op == 'and' else '|'} {right};")
             return
@@ -105,7 +105,7 @@ class Expressions:
         condition, then, otherwise = node.args
         chosen = self.value(condition, block)
         of = "double" if node.type == "f64" else "int64_t"
-        if not any(can_fail(side, self.stream.schema) for side in (then, otherwise)):
+        if not any(can_fail(side, self.layout.schema) for side in (then, otherwise)):
             sides = f"{self.value(then, block)} : {self.value(otherwise, block)}"
             block.add(f"const {of} {name} = {chosen} ? {sides};")
             return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from flexstream.compile.codegen import generate
 from flexstream.compile.lowering import lower
 from flexstream.query.analysis import why_generic
-from flexstream.query.optimise import optimise
-from flexstream.query.plan import BoundQuery
+from flexstream.query.plan.rewrite import optimise
+from flexstream.query.plan.stages import BoundQuery
 
 
 def code_of(bound: BoundQuery) -> str:

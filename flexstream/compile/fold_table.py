@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flexstream.cython_ext.operators.table import fold_flags, folds
 from flexstream.query.analysis import resolve
-from flexstream.query.plan import BoundAggregate
+from flexstream.query.plan.bind import BoundAggregate
 from flexstream.query.typed import Typed
 
 MAX_SLOTS = 1024  # of all aggregates of a query; MAX_SLOTS of table.pxd

@@ -14,7 +14,9 @@ from flexstream.compile.registers import Instruction, allocate
 from flexstream.errors import QueryError
 from flexstream.query.aggregates import FUNCTIONS
 from flexstream.query.analysis import can_fail, check_size, resolve
-from flexstream.query.plan import BoundAggregate, BoundFilter, BoundMap, BoundQuery, Project
+from flexstream.query.plan.bind import BoundAggregate
+from flexstream.query.plan.nodes import Filter, Map, Project
+from flexstream.query.plan.stages import BoundQuery
 from flexstream.query.typed import Typed
 from flexstream.rows.schema import Field
 
@@ -74,7 +76,8 @@ class Lowered:
 class _Lowering:
     def __init__(self, bound: BoundQuery) -> None:
         self.bound = bound
-        self.schema = bound.query.stream.schema
+        self.layout = bound.layout
+        self.schema = bound.layout.schema
         self.code: list[Instruction] = []
         self.values = 0
         self.known: dict[Typed, int] = {}
@@ -223,10 +226,10 @@ class _Lowering:
 
     def lower(self) -> Lowered:
         for step in self.bound.steps:
-            if isinstance(step, BoundFilter):
-                self.filter(resolve(step.expr, self.columns))
-            elif isinstance(step, BoundMap):
-                made = {name: resolve(tree, self.columns) for name, tree in step.columns.items()}
+            if isinstance(step, Filter):
+                self.filter(resolve(step.typed, self.columns))
+            elif isinstance(step, Map):
+                made = {name: resolve(tree, self.columns) for name, tree in step.typed.items()}
                 self.columns = {**self.columns, **made}
             else:
                 assert isinstance(step, Project)  # columns that are not read cost nothing
@@ -273,11 +276,11 @@ class _Lowering:
         return Fold(fold.number, register, fold.slots, register if by is None else self.value(by))
 
     def key(self) -> list[tuple[int, int, int]]:
-        fields = self.bound.query.stream.key_fields
+        fields = self.layout.key_fields
         width = sum(field.size for field in fields)
         if width > MAX_KEY_BYTES:
             raise QueryError(
-                f"the key of stream {self.bound.query.stream.name!r} has {width} bytes, at most {MAX_KEY_BYTES} work",
+                f"the key of stream {self.layout.of!r} has {width} bytes, at most {MAX_KEY_BYTES} work",
                 code="too_complex",
                 hint="key by a hash or a number of the long field",
             )

@@ -92,7 +92,7 @@ class Catalog:
                 stream = Stream.from_dict(item)
                 self.streams[stream.name] = stream
             for item in body["queries"]:
-                query = Query.from_json(json.dumps(item))
+                query = Query.from_dict(item)
                 self.queries[query.name] = query
             for name, known in body.get("sessions", {}).items():
                 self.sessions[name] = [(str(one["producer"]), int(one["epoch"])) for one in known]

@@ -9,6 +9,7 @@ import flexstream
 from flexstream.catalog.sessions import KINDS
 from flexstream.daemon.metrics import CONTENT_TYPE
 from flexstream.daemon.params import MAX_OFFSET, MAX_PARTS
+from flexstream.query.plan import nodes, serial
 
 Json = dict[str, Any]
 
@@ -183,7 +184,7 @@ def _paths() -> Json:
                 "submitQuery",
                 "Submit a query (`query.to_json()`); adds its stream if it is new",
                 {"201": query, "200": query},
-                body="Query",
+                body="AnyQuery",
             ),
         },
         "/v1/queries/{name}": {
@@ -320,6 +321,58 @@ def _rebalance_paths() -> Json:
     }
 
 
+def _query_schemas() -> Json:
+    text = {"type": "string"}
+    parts = "; ".join(f"{op}: {', '.join(kind.parts)}" for op, kind in nodes.KINDS.items())
+    return {
+        "Query": {
+            "type": "object",
+            "description": "The plan as `Query.to_json()` writes it",
+            "required": ["version", "name", "nodes", "streams"],
+            "properties": {
+                "version": {"const": 2},
+                "name": text,
+                "nodes": {
+                    "type": "array",
+                    "description": "each after its inputs; the last is the root",
+                    "minItems": 1,
+                    "maxItems": serial.MAX_NODES,
+                    "items": _ref("PlanNode"),
+                },
+                "streams": {"type": "object", "additionalProperties": _ref("Stream")},
+                "tables": {"type": "object", "maxProperties": 0},
+            },
+            "additionalProperties": False,
+        },
+        "PlanNode": {
+            "type": "object",
+            "description": f"beside these, a node has the parts of its kind: {parts}",
+            "required": ["id", "op", "in"],
+            "properties": {
+                "id": {"type": "integer", "minimum": 0},
+                "op": {"enum": [*nodes.KINDS]},
+                "in": {"type": "array", "description": "ids of nodes before it", "items": {"type": "integer"}},
+            },
+        },
+        "QueryVersion1": {
+            "type": "object",
+            "description": "A plan as an older `Query.to_json()` wrote it",
+            "required": ["name", "stream"],
+            "properties": {
+                "version": {"const": 1},
+                "name": text,
+                "stream": _ref("Stream"),
+                "steps": {"type": "array"},
+                "window": {"type": ["object", "null"]},
+                "allowed_lateness": text,
+                "aggregates": {"type": "object"},
+            },
+            "additionalProperties": False,
+        },
+        "AnyQuery": {"oneOf": [_ref("Query"), _ref("QueryVersion1")]},
+    }
+
+
 def _rebalance_schemas() -> Json:
     text: Json = {"type": "string"}
     whole: Json = {"type": "integer"}
@@ -416,20 +469,7 @@ def _schemas() -> Json:
             data={"type": ["string", "null"], "description": "host:port to send rows to"},
             schema_hash=text,
         ),
-        "Query": {
-            "type": "object",
-            "description": "The plan as `Query.to_json()` writes it",
-            "required": ["name", "stream"],
-            "properties": {
-                "version": {"const": 1},
-                "name": text,
-                "stream": _ref("Stream"),
-                "steps": {"type": "array"},
-                "window": {"type": ["object", "null"]},
-                "allowed_lateness": text,
-                "aggregates": {"type": "object"},
-            },
-        },
+        **_query_schemas(),
         "SessionsReply": _object(stream=text, sessions={"type": "array", "items": {"type": "object"}}),
         "SessionReply": _object(stream=text, producer=text, kind={"enum": [*KINDS]}, ended={"const": True}),
         "QueryReply": {

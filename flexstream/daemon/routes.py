@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flexstream.state.results.result_log import ResultLog
 
 BODY_TIMEOUT_S = 10.0
-MAX_PLAN_VALUES = 8192  # of a plan in JSON: objects, lists and what is in them
+MAX_PLAN_VALUES = 9216  # of a plan in JSON: objects, lists and what is in them
 WILDCARDS = ("0.0.0.0", "::")
 
 

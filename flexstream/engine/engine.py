@@ -34,7 +34,7 @@ from flexstream.engine.status import engine_status, open_windows, sessions_of
 from flexstream.engine.wiring import Settings, start, wire
 from flexstream.errors import EngineError
 from flexstream.ingest.session_end import end_session
-from flexstream.query.optimise import optimise
+from flexstream.query.plan.rewrite import optimise
 from flexstream.query.query import Query
 from flexstream.results import query_logs
 from flexstream.results.cut import Cut

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flexstream.errors import QueryError
-from flexstream.query.plan import BoundFilter, BoundMap, BoundQuery
+from flexstream.query.plan.nodes import Filter, Map
+from flexstream.query.plan.stages import BoundQuery
 from flexstream.query.typed import CALENDAR, MAX_DEPTH, Typed
 from flexstream.rows.schema import Schema
 
@@ -58,12 +59,12 @@ def check_size(bound: BoundQuery) -> None:
 
     total = 0
     for step in (*bound.steps, *bound.aggregates):
-        if isinstance(step, BoundMap):
-            made = {name: measure(tree) for name, tree in step.columns.items()}
+        if isinstance(step, Map):
+            made = {name: measure(tree) for name, tree in step.typed.items()}
             known.update(made)
             found = list(made.values())
         else:
-            trees = [step.expr] if isinstance(step, BoundFilter) else getattr(step, "args", [])  # a project() has none
+            trees = [step.typed] if isinstance(step, Filter) else getattr(step, "args", [])  # a project() has none
             found = [measure(tree) for tree in trees]
         total += sum(size for size, _ in found)
         if total > MAX_NODES or any(depth > MAX_DEPTH + 1 for _, depth in found):

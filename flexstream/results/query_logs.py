@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flexstream.errors import FlexStreamError
-from flexstream.query.plan import BoundQuery
+from flexstream.query.plan import version_1
+from flexstream.query.plan.stages import BoundQuery
 from flexstream.query.query import Query
 from flexstream.state.results.already_logged import last_ends
 from flexstream.state.results.result_log import ResultLog
@@ -72,7 +73,7 @@ def fired_before(log: ResultLog, bound: BoundQuery, groups: int, needed_from: in
 def plan_of(query: Query) -> str:
     """What the query does, in a few letters: equal for equal plans, whatever they are called."""
     stream = query.stream
-    parts = {key: value for key, value in query.to_dict().items() if key not in ("name", "stream", "version")}
+    parts = version_1.identity(query.root)
     parts["stream"] = [stream.name, stream.schema.hash, list(stream.key), stream.time, stream.max_disorder]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

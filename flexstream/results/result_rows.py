@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from flexstream.cython_ext.operators.table import null_bits
-from flexstream.query.query import BoundQuery
+from flexstream.query.plan.stages import BoundQuery
 from flexstream.results.cut import Cut
 from flexstream.rows.schema import Schema
 from flexstream.rows.stream import Stream
@@ -25,7 +25,6 @@ class ResultRows:
     """Turns the result rows of one query into record batches of its result schema."""
 
     def __init__(self, bound: BoundQuery, cut: Cut | None = None) -> None:
-        stream = bound.query.stream
         self.schema = bound.query.result_schema()
         reals = {a.name for a in bound.aggregates if a.result_type in REALS}
         self._nullable = {a.name for a in bound.aggregates if a.function.nullable}
@@ -36,7 +35,7 @@ class ResultRows:
             [
                 ("window_start", "<i8"),
                 ("window_end", "<i8"),
-                *((field.name, field.numpy) for field in stream.key_fields),
+                *((field.name, field.numpy) for field in bound.layout.key_fields),
                 *((a.name, "<f8" if a.name in reals else "<i8") for a in bound.aggregates),
                 ("group", "<i4"),
                 ("revision", "<i4"),

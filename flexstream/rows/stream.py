@@ -16,6 +16,7 @@ import numpy as np
 from flexstream import durations, missing_build
 from flexstream.durations import Duration
 from flexstream.errors import SchemaError
+from flexstream.rows.layout import RowLayout
 from flexstream.rows.schema import Field, Schema, near_names
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 MAX_KEY_FIELDS = 16
 MAX_GROUPS = 65_535
 TIME_LIMIT = 1 << 62  # of event times, as in window_times.h: rows beyond are rejected, so no watermark goes further
-SPAN_LIMIT = 1 << 60  # of a stream's time units, as in window_times.h: no sum of times and spans leaves 64 bits
 RESULT_NAMES = ("window_start", "window_end", "group", "revision", "complete")
 LATE_NAME = "watermark"
 OFF = "off"
@@ -86,6 +86,7 @@ class Stream:
         self.max_future = max_future if max_future in (None, OFF) else durations.format(durations.parse(max_future))
         self._check_key()
         self._check_time()
+        self.layout = RowLayout(self.name, self.schema, self.time, self.key)
         if why := self.too_long(self.max_disorder_ns):
             raise SchemaError(
                 f"max_disorder of {durations.format(self.max_disorder_ns)} is too long: {why}",
@@ -139,29 +140,24 @@ class Stream:
 
     @property
     def key_fields(self) -> tuple[Field, ...]:
-        return tuple(self.schema.field(name) for name in self.key)
+        return self.layout.key_fields
 
     @property
     def time_field(self) -> Field:
-        return self.schema.field(self.time)
+        return self.layout.time_field
 
     @property
     def time_unit(self) -> str:
         """The unit of event time, of watermarks and of window bounds: s, ms, us or ns."""
-        unit = self.time_field.unit
-        assert unit is not None, "checked to be a timestamp"
-        return unit
+        return self.layout.time_unit
 
     @property
     def unit_ns(self) -> int:
-        return durations.UNIT_NS[self.time_unit]
+        return self.layout.unit_ns
 
     def too_long(self, nanoseconds: int) -> str | None:
         """Why a span of time is too long for the arithmetic of windows over this stream; None: it is not."""
-        if nanoseconds <= SPAN_LIMIT * self.unit_ns:
-            return None
-        years = SPAN_LIMIT * self.unit_ns // (365 * durations.UNIT_NS["d"])
-        return f"with times in {self.time_unit} no span may be longer than 2**60 {self.time_unit}, {years} years"
+        return self.layout.too_long(nanoseconds)
 
     @property
     def max_disorder(self) -> int:
@@ -198,7 +194,7 @@ class Stream:
         """Begin a query over this stream."""
         from flexstream.query.query import Query
 
-        return Query(name, self)
+        return Query.over(self, name)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -82,14 +82,14 @@ def find_query(options: Options) -> Query:
     plans = []
     for endpoint in options.endpoints:
         client = Client(endpoint, token=options.token, timeout_s=options.timeout_s)
-        plans.append(client.get(f"/v1/queries/{quote(name, safe='')}")["plan"])
+        plans.append(Query.from_dict(client.get(f"/v1/queries/{quote(name, safe='')}")["plan"]))
     if any(plan != plans[0] for plan in plans):
         raise SchemaError(
             f"query {name!r} is not the same on all of {', '.join(options.endpoints)}",
             code="query_mismatch",
             hint="submit the same plan to each daemon",
         )
-    return Query.from_dict(plans[0])
+    return plans[0]
 
 
 def persist(call: Callable[[], Answer], timeout_s: float) -> Answer:

@@ -7,13 +7,15 @@ such a value is null, and rows with a null in a filter or in an aggregate's argu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
 from flexstream.errors import QueryError
-from flexstream.query.plan import BoundAggregate, BoundFilter, BoundMap, BoundQuery
-from flexstream.query.typed import Typed
+from flexstream.query.plan import nodes
+from flexstream.query.plan.bind import BoundAggregate
+from flexstream.query.plan.stages import BoundQuery
 from flexstream.rows.schema import FieldType
 from flexstream.spark import types
 from flexstream.spark.expressions import Columns
@@ -42,17 +44,27 @@ def to_spark(query: Query, df: DataFrame, *, groups: int = 128) -> DataFrame:
     bound = query.bound()
     types.check_columns(query.stream, df.schema, extra_allowed=True)
     _check_translatable(bound, df)
-    rows, columns = _take_rows(query, df)
-    for step in bound.steps:
-        if isinstance(step, BoundFilter):
-            rows = _keep(rows, columns.translate(step.expr))
-        elif isinstance(step, BoundMap):
-            rows, columns = _map(rows, columns, step.columns)
-    rows, arguments = _arguments(rows, columns, bound)
-    keys = {key: columns.names[key] for key in query.stream.key}
-    grouped = rows.groupBy(_window(bound), *map(F.col, keys.values()))
-    aggregated = grouped.agg(*(_aggregate(a, arguments).alias(f"_r{i}") for i, a in enumerate(bound.aggregates)))
-    return _results(bound, aggregated, keys, groups)
+    context = Context({query.stream.name: df}, groups)
+    made: dict[int, Relation] = {}
+    for node in nodes.walk(bound.root):
+        made[id(node)] = NODES[node.op](node, [made[id(before)] for before in node.inputs], context)
+    return made[id(bound.root)].rows
+
+
+@dataclass(frozen=True)
+class Context:
+    """`frames`: the rows of the plan's streams, by name."""
+
+    frames: dict[str, DataFrame]
+    groups: int
+
+
+@dataclass(frozen=True)
+class Relation:
+    """The rows of a node, and which of Spark's columns have the values of which of the node's."""
+
+    rows: DataFrame
+    columns: Columns
 
 
 def _refuse(query: Query, operator: str, why: str, hint: str | None = None) -> QueryError:
@@ -62,8 +74,7 @@ def _refuse(query: Query, operator: str, why: str, hint: str | None = None) -> Q
 
 
 def _check_translatable(bound: BoundQuery, df: DataFrame) -> None:
-    query, spec = bound.query, bound.query.window_spec
-    assert spec is not None, "bound() checked it"
+    query, spec = bound.query, bound.window.spec
     if spec.size_ns % 1000 or spec.slide_ns % 1000:
         raise _refuse(query, f"window {spec}", "Spark's time is in microseconds", "use windows of whole microseconds")
     if bound.windower.lateness and df.isStreaming:
@@ -105,9 +116,12 @@ def _ansi(df: DataFrame) -> bool:
     return str(df.sparkSession.conf.get("spark.sql.ansi.enabled", "true")).lower() == "true"
 
 
-def _take_rows(query: Query, df: DataFrame) -> tuple[DataFrame, Columns]:
+# -- nodes: each over what its inputs have become
+
+
+def _scan(node: nodes.Scan, inputs: list[Relation], context: Context) -> Relation:
     """The stream's fields as values that expressions can use, under names that Spark cannot confuse by case."""
-    stream = query.stream
+    stream, df = node.stream, context.frames[node.stream.name]
     names = {field.name: f"_{i}" for i, field in enumerate(stream.schema)}
     made, fallible = {}, set()
     for field in stream.schema:
@@ -123,7 +137,67 @@ def _take_rows(query: Query, df: DataFrame) -> tuple[DataFrame, Columns]:
     rows = df.select(*(column.alias(name) for name, column in made.items()))
     if df.isStreaming:
         rows = rows.withWatermark(EVENT_TIME, _microseconds(stream.max_disorder_ns))
-    return rows, Columns(names, fallible)
+    return Relation(rows, Columns(names, fallible))
+
+
+def _filter(node: nodes.Filter, inputs: list[Relation], context: Context) -> Relation:
+    (before,) = inputs
+    return replace(before, rows=_keep(before.rows, before.columns.translate(node.typed)))
+
+
+def _map(node: nodes.Map, inputs: list[Relation], context: Context) -> Relation:
+    rows, columns, trees = inputs[0].rows, inputs[0].columns, node.typed
+    made = {f"_{len(rows.columns) + i}": columns.translate(tree) for i, tree in enumerate(trees.values())}
+    fallible = (columns.fallible - trees.keys()) | {name for name, tree in trees.items() if columns.can_fail(tree)}
+    names = {**columns.names, **dict(zip(trees, made, strict=True))}
+    return Relation(rows.withColumns(made), Columns(names, fallible))
+
+
+def _same(node: nodes.Node, inputs: list[Relation], context: Context) -> Relation:
+    """A projection: Spark reads no column that nothing needs. A window: what consumes the rows groups them by it."""
+    return inputs[0]
+
+
+def _aggregate(node: nodes.Aggregate, inputs: list[Relation], context: Context) -> Relation:
+    window, columns = node.input, inputs[0].columns
+    assert isinstance(window, nodes.Window)
+    rows, arguments = _arguments(inputs[0].rows, columns, node.bound)
+    keys = {key: columns.names[key] for key in node.keys}
+    results = {a.name: f"_r{i}" for i, a in enumerate(node.bound)}
+    grouped = rows.groupBy(_window(window), *map(F.col, keys.values()))
+    aggregated = grouped.agg(*(_function(a, arguments).alias(results[a.name]) for a in node.bound))
+    return Relation(aggregated, Columns({**keys, **results}, set()))
+
+
+def _sink(node: nodes.Sink, inputs: list[Relation], context: Context) -> Relation:
+    """The columns of results, in their types."""
+    (before,) = inputs
+    values = {
+        name: _of_type(F.col(before.columns.names[name]), column.arrow)
+        for name, column in node.schema.items()
+        if name in before.columns.names
+    }
+    keys = [values[name] for name in node.traits.dist]
+    made = {
+        "window_start": F.col(f"{WINDOW}.start"),
+        "window_end": F.col(f"{WINDOW}.end"),
+        **values,
+        "group": F.pmod(F.hash(*keys), F.lit(context.groups)).cast("int"),
+        "revision": F.lit(0).cast("int"),
+        "complete": F.lit(True),
+    }
+    return replace(before, rows=before.rows.select(*(made[name].alias(name) for name in node.schema)))
+
+
+NODES: dict[str, Callable[[Any, list[Relation], Context], Relation]] = {
+    "scan": _scan,
+    "filter": _filter,
+    "map": _map,
+    "project": _same,
+    "window": _same,
+    "aggregate": _aggregate,
+    "sink": _sink,
+}
 
 
 def _microseconds(nanoseconds: int) -> str:
@@ -139,15 +213,11 @@ def _keep(rows: DataFrame, condition: Column) -> DataFrame:
     return rows.filter(condition)
 
 
-def _map(rows: DataFrame, columns: Columns, trees: dict[str, Typed]) -> tuple[DataFrame, Columns]:
-    made = {f"_{len(rows.columns) + i}": columns.translate(tree) for i, tree in enumerate(trees.values())}
-    fallible = (columns.fallible - trees.keys()) | {name for name, tree in trees.items() if columns.can_fail(tree)}
-    return rows.withColumns(made), Columns({**columns.names, **dict(zip(trees, made, strict=True))}, fallible)
-
-
-def _arguments(rows: DataFrame, columns: Columns, bound: BoundQuery) -> tuple[DataFrame, Arguments]:
+def _arguments(
+    rows: DataFrame, columns: Columns, aggregates: tuple[BoundAggregate, ...]
+) -> tuple[DataFrame, Arguments]:
     """Adds the aggregates' arguments as columns, and drops the rows where one cannot be computed."""
-    trees = {(a.name, which): tree for a in bound.aggregates for which, tree in enumerate(a.args)}
+    trees = {(a.name, which): tree for a in aggregates for which, tree in enumerate(a.args)}
     made = {name: f"_a{i}" for i, name in enumerate(trees)}
     if made:
         rows = rows.withColumns({made[name]: columns.translate(tree) for name, tree in trees.items()})
@@ -157,14 +227,12 @@ def _arguments(rows: DataFrame, columns: Columns, bound: BoundQuery) -> tuple[Da
     return rows, made
 
 
-def _window(bound: BoundQuery) -> Column:
-    spec = bound.query.window_spec
-    assert spec is not None, "bound() checked it"
-    size, slide = _microseconds(spec.size_ns), _microseconds(spec.slide_ns)
+def _window(node: nodes.Window) -> Column:
+    size, slide = _microseconds(node.spec.size_ns), _microseconds(node.spec.slide_ns)
     return F.window(EVENT_TIME, size, slide).alias(WINDOW)
 
 
-def _aggregate(aggregate: BoundAggregate, arguments: Arguments) -> Column:
+def _function(aggregate: BoundAggregate, arguments: Arguments) -> Column:
     name = aggregate.function.spark
     assert name is not None, f"{aggregate.fn} was refused"
     argument = F.lit(1) if aggregate.arg is None else F.col(arguments[aggregate.name, 0])
@@ -174,20 +242,6 @@ def _aggregate(aggregate: BoundAggregate, arguments: Arguments) -> Column:
     if name == "mode" and aggregate.arg is not None and aggregate.arg.type == "f64":
         argument = argument + F.lit(0.0)  # Spark counts -0.0 and 0.0 apart; this makes one of them
     return function(argument, *PARAMETERS.get(name, ()))
-
-
-def _results(bound: BoundQuery, aggregated: DataFrame, key_names: dict[str, str], groups: int) -> DataFrame:
-    keys = {key.name: _of_type(F.col(key_names[key.name]), key.arrow) for key in bound.query.stream.key_fields}
-    made = {
-        "window_start": F.col(f"{WINDOW}.start"),
-        "window_end": F.col(f"{WINDOW}.end"),
-        **keys,
-        **{a.name: _of_type(F.col(f"_r{i}"), a.result_type) for i, a in enumerate(bound.aggregates)},
-        "group": F.pmod(F.hash(*keys.values()), F.lit(groups)).cast("int"),
-        "revision": F.lit(0).cast("int"),
-        "complete": F.lit(True),
-    }
-    return aggregated.select(*(made[name].alias(name) for name, _ in bound.result_fields))
 
 
 def _of_type(value: Column, arrow: str) -> Column:

@@ -1,7 +1,8 @@
-"""What a query means, row by row in plain Python: slow, obvious, and sharing nothing with what it checks.
+"""What a query means, in plain Python: slow, obvious, and sharing nothing with what it checks.
 
-It works on the plan as written (not on its bound form), keeps every row of every window in a list, and works
-the aggregates out at the end from those lists.
+It works on the nodes of the plan as written (not on their bound form). Each takes lists of rows and gives one; since
+windows fire by watermark, results are a function of the rows that were not late. Windows keep every row in a list, and
+the aggregates are worked out at the end from those lists.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import Any
 
 from flexstream.errors import QueryError
 from flexstream.query.aggregates import Aggregate
-from flexstream.query.query import Filter, Map, Query
+from flexstream.query.expr import Expr
+from flexstream.query.plan import nodes
+from flexstream.query.plan.bind import BoundAggregate
+from flexstream.query.query import Query
 from flexstream.query.windower import Windower
 from flexstream.testing.hashes import estimate, in_order, word_of
 from flexstream.testing.values import I64_MAX, I64_MIN, Row, RowError, evaluate, orderable, type_of
@@ -48,6 +52,39 @@ class OracleResult:
         return dict(Counter(self.rejected.values()))
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A row of a stream: where it came in the order of arrival, from which session, and the watermark by then."""
+
+    row: Row
+    position: int
+    session: int
+    watermark: float
+
+    def has(self, row: Row) -> Arrived:
+        return Arrived(row, self.position, self.session, self.watermark)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a window says about a key."""
+
+    window: WindowKey
+    values: dict[str, Any]
+    revisions: int
+
+
+Rows = list[Any]  # Arrived before the aggregates, Result behind them
+
+
+@dataclass
+class Evaluation:
+    """The rows that arrive, by stream, and what has become of them so far."""
+
+    arriving: dict[str, Rows]
+    result: OracleResult = field(default_factory=OracleResult)
+
+
 def run(
     query: Query,
     rows: Any,
@@ -61,52 +98,109 @@ def run(
     order of registration; without them there is one. Raises QueryError (`overflow`) when an integer
     sum does not fit 64 bits, which fails the query.
     """
-    if query.window_spec is None or not query.aggregates:
+    if not isinstance(query.root, nodes.Sink):
         raise QueryError(f"query {query.name!r} is not complete", code="incomplete")
-    stream = query.stream
-    windower = query.window_spec.windower(stream.unit_ns, query.allowed_lateness_ns)
-    packed = stream.schema.pack(rows)
+    packed = query.stream.schema.pack(rows)
     pending = sorted(watermarks.items() if isinstance(watermarks, Mapping) else watermarks or [])
-    types = stream.schema.to_dict()
-    contents: dict[WindowKey, list[tuple[Place, list[Any]]]] = {}
-    result = OracleResult()
+    names, types = query.stream.schema.names, query.stream.schema.to_dict()
     watermark: float = -math.inf
-
+    arriving: Rows = []
     for position, values in enumerate(packed.tolist()):
         while pending and pending[0][0] <= position:
             watermark = max(watermark, pending.pop(0)[1])
-        row = Row(zip(stream.schema.names, values, strict=True), types)
-        key = tuple(_key_value(row[name]) for name in stream.key)
+        row = Row(zip(names, values, strict=True), types)
+        arriving.append(Arrived(row, position, 0 if sessions is None else sessions[position], watermark))
+    return evaluated(query.root, {query.stream.name: arriving})
+
+
+def evaluated(root: nodes.Node, arriving: dict[str, Rows]) -> OracleResult:
+    """What the plan makes of the rows that arrive on its streams."""
+    evaluation = Evaluation(arriving)
+    rows: dict[int, Rows] = {}
+    for node in nodes.walk(root):
+        rows[id(node)] = NODES[node.op](node, [rows[id(before)] for before in node.inputs], evaluation)
+    result = evaluation.result
+    result.filtered.sort()
+    result.rejected = dict(sorted(result.rejected.items()))
+    for one in rows[id(root)]:
+        result.windows[one.window] = one.values
+        if one.revisions:
+            result.revisions[one.window] = one.revisions
+    return result
+
+
+# -- nodes: each with the rows of its inputs
+
+
+def _scan(node: nodes.Scan, inputs: list[Rows], evaluation: Evaluation) -> Rows:
+    return evaluation.arriving[node.stream.name]
+
+
+def _filter(node: nodes.Filter, inputs: list[Rows], evaluation: Evaluation) -> Rows:
+    kept = []
+    assert isinstance(node.expr, Expr), "the oracle works on plans as written"
+    for arrived in inputs[0]:
         try:
-            arguments = _arguments(query, row)
-            if arguments is None:
-                result.filtered.append(position)
-                continue
-            windows = _windows_of(row[stream.time], windower)
+            if evaluate(node.expr, arrived.row):
+                kept.append(arrived)
+            else:
+                evaluation.result.filtered.append(arrived.position)
         except RowError as error:
-            result.rejected[position] = str(error)
+            evaluation.result.rejected[arrived.position] = str(error)
+    return kept
+
+
+def _map(node: nodes.Map, inputs: list[Rows], evaluation: Evaluation) -> Rows:
+    return [arrived.has(_Mapped(arrived.row, node.columns)) for arrived in inputs[0]]
+
+
+def _project(node: nodes.Project, inputs: list[Rows], evaluation: Evaluation) -> Rows:
+    return inputs[0]  # nothing reads the columns that are gone: the plan would not exist
+
+
+def _window(node: nodes.Window, inputs: list[Rows], evaluation: Evaluation) -> Rows:
+    return inputs[0]  # who consumes them puts them into windows, once it knows that they have values
+
+
+def _windows(node: nodes.Aggregate, inputs: list[Rows], evaluation: Evaluation) -> Rows:
+    assert isinstance(node.input, nodes.Window)
+    windower, time = node.input.windower, node.input.traits.time
+    result = evaluation.result
+    contents: dict[WindowKey, list[tuple[Place, list[Any]]]] = {}
+    revisions: Counter[WindowKey] = Counter()
+    for arrived in inputs[0]:
+        row, watermark = arrived.row, arrived.watermark
+        key = tuple(_key_value(row[name]) for name in node.keys)
+        try:
+            arguments = [_argument(aggregate, row) for aggregate in node.aggregates.values()]
+            windows = _windows_of(row[time], windower)
+        except RowError as error:
+            result.rejected[arrived.position] = str(error)
             continue
         still_open = [(start, end) for start, end in windows if not windower.is_final(end, watermark)]
-        if not still_open:
-            result.late.append(position)
-            continue
-        result.applied.append(position)
+        (result.applied if still_open else result.late).append(arrived.position)
         for start, end in still_open:
             window = (start, key)
             if windower.is_due(end, watermark) and window in contents:  # fired already: an update
-                result.revisions[window] = result.revisions.get(window, 0) + 1
-            place = (row[stream.time], 0 if sessions is None else sessions[position], position)
+                revisions[window] += 1
+            place = (row[time], arrived.session, arrived.position)
             contents.setdefault(window, []).append((place, arguments))
+    return [Result(window, _values(node, rows), revisions[window]) for window, rows in contents.items()]
 
-    for window, collected in contents.items():
-        collected.sort(key=lambda item: item[0])
-        places = [place for place, _ in collected]
-        columns = zip(*(arguments for _, arguments in collected), strict=True)
-        result.windows[window] = {
-            name: _aggregate(aggregate.fn, list(column), places)
-            for (name, aggregate), column in zip(query.aggregates.items(), columns, strict=True)
-        }
-    return result
+
+def _sink(node: nodes.Sink, inputs: list[Rows], evaluation: Evaluation) -> Rows:
+    return inputs[0]
+
+
+NODES: dict[str, Callable[[Any, list[Rows], Evaluation], Rows]] = {
+    "scan": _scan,
+    "filter": _filter,
+    "map": _map,
+    "project": _project,
+    "window": _window,
+    "aggregate": _windows,
+    "sink": _sink,
+}
 
 
 def _key_value(value: Any) -> Any:
@@ -133,21 +227,21 @@ class _Mapped(Row):
         return evaluate(self._columns[name], self._row) if name in self._columns else self._row[name]
 
 
-def _arguments(query: Query, row: Row) -> list[Any] | None:
-    """The aggregates' arguments for a row, or None when a filter drops it."""
-    for step in query.steps:
-        if isinstance(step, Filter):
-            if not evaluate(step.expr, row):
-                return None
-        elif isinstance(step, Map):
-            row = _Mapped(row, step.columns)
-    return [_argument(aggregate, row) for aggregate in query.aggregates.values()]
-
-
-def _argument(aggregate: Aggregate, row: Row) -> Any:
+def _argument(aggregate: Aggregate | BoundAggregate, row: Row) -> Any:
     """(what decides, the value) where something decides."""
+    assert isinstance(aggregate, Aggregate), "the oracle works on plans as written"
     value = None if aggregate.arg is None else evaluate(aggregate.arg, row)
     return value if aggregate.by is None else (evaluate(aggregate.by, row), value)
+
+
+def _values(node: nodes.Aggregate, rows: list[tuple[Place, list[Any]]]) -> dict[str, Any]:
+    rows.sort(key=lambda item: item[0])
+    places = [place for place, _ in rows]
+    columns = zip(*(arguments for _, arguments in rows), strict=True)
+    return {
+        name: _aggregate(aggregate.fn, list(column), places)
+        for (name, aggregate), column in zip(node.aggregates.items(), columns, strict=True)
+    }
 
 
 # -- aggregates

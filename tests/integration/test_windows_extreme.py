@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.rows.stream import SPAN_LIMIT
+from flexstream.rows.layout import SPAN_LIMIT
 from flexstream.testing import run
 from tests.property.checks import FINISH_S, as_rows, assert_same_results
 

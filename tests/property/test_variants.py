@@ -202,9 +202,8 @@ def test_every_row_has_a_new_key():
 
 def test_every_row_has_another_pane_than_the_row_before():
     rows = rows_of(STREAM, 1000, t=np.arange(1000) * 7 % 100, x=1)
-    query = STREAM.query("q").window(fs.tumbling("10s")).agg(n=fs.count())
     slack = fs.Stream("s", STREAM.schema, key="k", time="t", max_disorder="100s")
-    query = fs.Query.from_dict({**query.to_dict(), "stream": slack.to_dict()})
+    query = slack.query("q").window(fs.tumbling("10s")).agg(n=fs.count())
     results, said = required(query, rows)
     assert [(row["window_start"], row["n"]) for row in sorted(results, key=lambda r: r["window_start"])] == [
         (start, 100) for start in range(0, 100, 10)

@@ -265,7 +265,7 @@ def constant_trees() -> list[Any]:
 
 
 def test_constants_are_folded_to_what_the_oracle_says():
-    from flexstream.query.optimise import fold
+    from flexstream.query.simplify import fold
     from flexstream.testing.values import RowError
 
     folded = 0

@@ -117,7 +117,7 @@ def test_another_definition_of_a_known_stream_or_query_is_a_conflict() -> None:
         assert error["code"] == "stream_exists"
         other = ADS.query("ysb").window(fs.tumbling("1s")).agg(m=fs.count()).to_dict()
         assert (await post(session, "/v1/queries", other, 409))["error"]["code"] == "query_exists"
-        third = {**views(), "name": "third", "stream": changed}
+        third = {**views(), "name": "third", "streams": {"ads": changed}}
         assert (await post(session, "/v1/queries", third, 400))["error"]["code"] == "stream_mismatch"
 
     run(scenario)
@@ -136,6 +136,22 @@ def test_a_query_brings_its_stream_is_listed_shown_and_cancelled() -> None:
             assert await reply.json() == {"name": "ysb", "cancelled": True}
         assert (await get(session, "/v1/queries/ysb", 404))["error"]["code"] == "unknown_query"
         assert engine.calls == ["add ads", "submit ysb", "cancel ysb"]
+
+    run(scenario)
+
+
+def test_a_plan_of_version_1_is_the_same_query_and_is_shown_as_version_2() -> None:
+    async def scenario(session: aiohttp.ClientSession, engine: FakeEngine, daemon: Daemon) -> None:
+        old = json.loads((Path(__file__).parents[1] / "query/plan/version_1/ysb.json").read_text())
+        added = await post(session, "/v1/queries", old)
+        assert (added["created"], added["plan"]["version"]) == (True, 2)
+        assert (await post(session, "/v1/queries", added["plan"], 200))["created"] is False
+        assert (await post(session, "/v1/queries", old, 200))["created"] is False
+        shown = await get(session, "/v1/queries/ysb")
+        assert fs.Query.from_dict(shown["plan"]) == fs.Query.from_dict(old)
+        bad = {**added["plan"], "name": "bad", "nodes": [*added["plan"]["nodes"], {"id": 9, "op": "join", "in": [4]}]}
+        error = (await post(session, "/v1/queries", bad, 400))["error"]
+        assert error["message"] == "query 'bad': node 9 has the op 'join', which there is not"
 
     run(scenario)
 

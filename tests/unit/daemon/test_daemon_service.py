@@ -125,6 +125,21 @@ def test_streams_and_queries_survive_kill_minus_nine(project: Path, tmp_path: Pa
         assert ask(ready, "/v1/queries/ysb")["plan"] == VIEWS.to_dict()
 
 
+def test_a_data_directory_with_plans_of_version_1_starts_and_has_version_2_then(project: Path, tmp_path: Path) -> None:
+    stored = project / "tests/unit/query/plan/version_1/catalog.json"
+    (tmp_path / "catalog.json").write_bytes(stored.read_bytes())
+    with served(project, tmp_path, "--json", "--groups", "16") as child:
+        ready = ready_line(child)
+        assert sorted(ready["queries"]) == ["full", "odd", "ysb"]
+        assert ask(ready, "/v1/queries/ysb")["plan"]["version"] == 2
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=WAIT_S) == 0
+    written = json.loads((tmp_path / "catalog.json").read_text())
+    assert [plan["version"] for plan in written["queries"]] == [2, 2, 2]
+    with served(project, tmp_path, "--json", "--groups", "16") as child:
+        assert sorted(ready_line(child)["queries"]) == ["full", "odd", "ysb"]
+
+
 def test_a_second_daemon_on_the_directory_is_refused_with_the_pid_of_the_first(project: Path, tmp_path: Path) -> None:
     with served(project, tmp_path, "--json") as first:
         ready_line(first)

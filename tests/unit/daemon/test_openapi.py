@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flexstream.daemon.openapi import document
 from flexstream.daemon.server import Daemon
+from flexstream.testing.ysb import YSB_QUERY
 from tests.unit.daemon.fake_engine import FakeEngine
 
 METHODS = {"get", "post", "delete", "put", "patch", "head", "options", "trace"}
@@ -83,3 +85,15 @@ def test_the_schemas_that_programs_need_are_there(name: str) -> None:
     schema = document()["components"]["schemas"][name]
     assert schema["type"] == "object"
     assert set(schema.get("required", [])) <= set(schema.get("properties", {}))
+
+
+def test_a_plan_has_the_parts_that_the_document_says() -> None:
+    schemas = document()["components"]["schemas"]
+    plan = YSB_QUERY.to_dict()
+    assert set(plan) == set(schemas["Query"]["properties"])
+    assert plan["version"] == schemas["Query"]["properties"]["version"]["const"]
+    assert {node["op"] for node in plan["nodes"]} <= set(schemas["PlanNode"]["properties"]["op"]["enum"])
+    for node in plan["nodes"]:
+        assert f"{node['op']}: {', '.join(list(node)[3:])}" in schemas["PlanNode"]["description"]
+    old = json.loads((Path(__file__).parents[1] / "query/plan/version_1/ysb.json").read_text())
+    assert set(old) == set(schemas["QueryVersion1"]["properties"])

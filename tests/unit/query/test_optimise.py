@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 import flexstream as fs
 from flexstream import col, lit
+from flexstream.query.constants import evaluate
 from flexstream.query.expr import Typed, bind
-from flexstream.query.optimise import evaluate, fold, optimise, text
-from flexstream.query.plan import BoundFilter
+from flexstream.query.plan.explain import text
+from flexstream.query.plan.nodes import Filter
+from flexstream.query.plan.rewrite import optimise
+from flexstream.query.simplify import fold
 
 STREAM = fs.Stream(
     "s",
@@ -26,7 +29,7 @@ def filters(*conditions: fs.Expr) -> list[str]:
     for condition in conditions:
         query = query.filter(condition)
     plan = optimise(query.window(fs.tumbling("10s")).agg(n=fs.count()).bound())
-    return [text(step.expr) for step in plan.steps if isinstance(step, BoundFilter)]
+    return [text(step.typed) for step in plan.steps if isinstance(step, Filter)]
 
 
 def folded(tree: fs.Expr) -> str:
@@ -102,7 +105,7 @@ def test_conditions_are_cut_pushed_before_maps_and_not_repeated():
     )
     query = query.project("s", "f").filter(col("f") > 0.0).filter(lit(True))
     plan = optimise(query.window(fs.tumbling("10s")).agg(x=fs.sum("s"), y=fs.max(col("s") * 2)).bound())
-    assert [text(step.expr) for step in plan.steps] == ["((a + b) > 1)", "(f > 0.0)"]
+    assert [text(step.typed) for step in plan.steps] == ["((a + b) > 1)", "(f > 0.0)"]
     assert [text(aggregate.arg) for aggregate in plan.aggregates] == ["(a + b)", "((a + b) * 2)"]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flexstream.rows.stream import SPAN_LIMIT
+from flexstream.rows.layout import SPAN_LIMIT
 
 HERE = Path(__file__).parents[3]
 PROGRAM = HERE / "native/window_times.c"

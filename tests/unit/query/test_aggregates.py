@@ -372,7 +372,7 @@ def test_min_by_and_max_by_know_the_order_of_reals(compile):
 
 
 def test_min_by_says_what_it_takes():
-    with pytest.raises(QueryError, match="min_by cannot go by ok, which is bool"):
+    with pytest.raises(QueryError, match="min_by cannot choose a row by ok, which is bool"):
         query_of(a=fs.min_by("x", "ok"))
     with pytest.raises(QueryError, match="max_by takes two arguments"):
         query_of(a=fs.Aggregate("max_by", col("x")))

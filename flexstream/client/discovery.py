@@ -16,7 +16,7 @@ _ANY_HOSTS = {"0.0.0.0", "::", ""}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`host:port` is the control port (HTTP); `tcp://host:port` the data port itself."""
+    """Where a producer connects: `host:port` is the control port (HTTP), `tcp://host:port` the data port itself."""
 
     host: str
     port: int

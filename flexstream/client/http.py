@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """One daemon. `address` is "host:port" or "http://host:port". Each call uses a connection of its own.
+    """A daemon's control port. `address` is "host:port" or "http://host:port". Each call uses a connection of its own.
 
     Errors that the daemon reports come back as FlexStreamError with its code, message and hint;
     ConnectError means that it could not be asked at all.

@@ -29,7 +29,7 @@ class LaneName:
 
 
 class LaneKeeper:
-    """For the session's service thread."""
+    """The further lanes that the server has asked this session for. For the session's service thread."""
 
     def __init__(self, sender: FurtherLanes, groups: int, most: int) -> None:
         self._sender = sender

@@ -22,7 +22,7 @@ from flexstream.rows.stream import TIME_LIMIT, Stream, event_time
 
 
 class RingFull(BackPressure):
-    """`on_full="raise"` and no room. `accepted` rows of the call were taken: send the rest again."""
+    """The replay buffer is full, and `on_full` is "raise". The call took `accepted` rows: send the rest again."""
 
     default_code = "ring_full"
     accepted: int = 0

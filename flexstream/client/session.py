@@ -62,7 +62,10 @@ class Settings:
 
 
 class Session:
-    """Connects in the constructor. Raises ConnectError (nobody there) or ProtocolError (refused)."""
+    """A producer's life on a stream: its connections, and the thread that mends them.
+
+    Connects in the constructor. Raises ConnectError (nobody answers) or ProtocolError (the server refuses).
+    """
 
     def __init__(self, settings: Settings, expected: Stream | None = None) -> None:
         self.settings = settings

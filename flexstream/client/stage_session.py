@@ -28,7 +28,10 @@ IOV_MAX = 1024
 
 
 class StageSession:
-    """Connects in the constructor. Raises ConnectError (nobody there) or ProtocolError (refused)."""
+    """A staging producer's connection, and the stage that is open on it.
+
+    Connects in the constructor. Raises ConnectError (nobody answers) or ProtocolError (the server refuses).
+    """
 
     def __init__(
         self, address: Address, stream: str, token: str | None, producer_id: str, expected: Stream | None,

@@ -43,9 +43,9 @@ def parse(value: Duration) -> int:
     else:
         raise _bad(value)
     if nanoseconds < 0:
-        raise ConfigError(f"duration {value!r} is negative", code="bad_duration", hint="use zero or more")
+        raise ConfigError(f"duration {value!r} is negative", code="bad_duration", hint="give zero or more")
     if nanoseconds > MAX_NS:
-        raise ConfigError(f"duration {value!r} is too long", code="bad_duration", hint="292 years at most")
+        raise ConfigError(f"duration {value!r} is too long", code="bad_duration", hint="give at most 292 years")
     return nanoseconds
 
 
@@ -59,7 +59,9 @@ def _parse_text(text: str) -> int:
         raise _bad(text)
     exact = Fraction(match[1]) * unit
     if exact.denominator != 1:
-        raise ConfigError(f"duration {text!r} is not a whole number of nanoseconds", code="bad_duration")
+        raise ConfigError(
+            f"duration {text!r} is not a whole number of nanoseconds", code="bad_duration", hint="round it"
+        )
     return exact.numerator
 
 
@@ -67,7 +69,7 @@ def _bad(value: object) -> ConfigError:
     return ConfigError(
         f"{value!r} is not a duration",
         code="bad_duration",
-        hint=f"write a number and a unit ({', '.join(UNIT_NS)}), such as '10s', or a timedelta",
+        hint=f"give a number and a unit ({', '.join(UNIT_NS)}), such as '10s', or a timedelta",
     )
 
 

@@ -49,9 +49,9 @@ class Arrival:
     def translation(self) -> str | None:
         """What was changed on the way, in words; None: nothing was."""
         if self.promise is not None and self.peer[1] != self.promise.port:
-            return "the source port was changed"
+            return "the source port has changed"
         if self.home is not None and self.peer[0] != self.home:
-            return "the source address is another than the control connection's"
+            return "the source address is not the control connection's"
         return None
 
 

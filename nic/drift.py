@@ -11,7 +11,7 @@ from flexstream.nic.device.settings import format_table
 def differences(then: Facts, now: Facts) -> list[str]:
     """One line for each thing that the path from key to core depends on. A vanished device is one line."""
     if then.present and not now.present:
-        return [f"{then.device} is not there any more"]
+        return [f"{then.device} is gone"]
     found = []
     if then.up and not now.up:
         found.append(f"link: {now.device} is down")
@@ -19,17 +19,17 @@ def differences(then: Facts, now: Facts) -> list[str]:
         was = "?" if then.channels is None else then.channels.receive
         found.append(f"channels: {was} -> {now.channels.receive} receive queues (drivers may drop their table with it)")
     if then.flags.get("rxhash") and not now.flags.get("rxhash"):
-        found.append("receive hashing: switched off (some drivers then send all packets to queue 0)")
+        found.append("receive hashing: now off (some drivers then send all packets to queue 0)")
     for flow, names in now.hash_fields.items():
         if then.hash_fields.get(flow) != names:
             found.append(f"hash fields of {flow}: now {', '.join(names or ()) or 'none'}")
     if then.rss is not None and now.rss is None:
-        found.append(f"table: not readable any more ({now.reasons.get('table', 'no answer')})")
+        found.append(f"table: no longer readable ({now.reasons.get('table', 'no answer')})")
     if then.rss is not None and now.rss is not None:
         if then.rss.function != now.rss.function or then.rss.input_transform != now.rss.input_transform:
             found.append(f"hash function: {then.rss.function} -> {now.rss.function}")
         if then.key != now.key:
-            found.append("key: another RSS key (producers need it to choose their ports)")
+            found.append("key: the RSS key has changed (producers need it to choose their ports)")
         if then.table != now.table:
             found.append(f"table: {_table_difference(then.table, now.table)}")
     for queue, cpus in now.queue_cpus.items():

@@ -104,7 +104,9 @@ class EthtoolNic(Nic):
         missing, steering = facts.no_table(), facts.steering(self._groups)
         fields = facts.reasons.get("hash fields of tcp4")
         no_write = missing or (None if facts.net_admin else "CAP_NET_ADMIN is missing: run as root or see docs/nic.md")
-        counters = None if self._group_rows else "the device counts per queue, not per bucket: see queue_counters"
+        counters = (
+            None if self._group_rows else "the device counts packets per queue, not per bucket: see queue_counters"
+        )
         return (
             Capability("placement", True),
             Capability("hand_over", True),
@@ -113,7 +115,10 @@ class EthtoolNic(Nic):
             _capability("hardware_table", missing),
             _capability("alignment", steering if isinstance(steering, str) else None),
             _capability("rss_key", missing or (None if facts.key else f"driver {facts.driver} shows no key")),
-            _capability("hash_fields", missing or (fields and f"{fields}; the 4-tuple is assumed until traffic tells")),
+            _capability(
+                "hash_fields",
+                missing or (fields and f"{fields}; FlexStream assumes the 4-tuple until it has seen traffic"),
+            ),
             _capability("bucket_counters", counters),
             Capability("pin_worker", False, "workers are pinned when the engine starts"),
             _capability("pin_interrupt", facts.pin_obstacle),
@@ -227,7 +232,7 @@ class EthtoolNic(Nic):
     def follow(self, placement: Sequence[int]) -> None:
         if len(placement) != self._groups:
             raise ConfigError(
-                f"{self.device}: a placement of {len(placement)} groups, the engine has {self._groups}",
+                f"{self.device}: the placement has {len(placement)} groups, but the engine has {self._groups}",
                 code="nic_invalid",
             )
         self._is_there()
@@ -246,12 +251,13 @@ class EthtoolNic(Nic):
         now = self.table()
         if len(entries) != len(now):
             raise ConfigError(
-                f"{self.device}: a table of {len(entries)} entries, the device's has {len(now)}", code="nic_invalid"
+                f"{self.device}: the new table has {len(entries)} entries, but the device's has {len(now)}",
+                code="nic_invalid",
             )
         for entry, queue in enumerate(entries):
             if not 0 <= queue < self.queues():
                 raise ConfigError(
-                    f"{self.device}: entry {entry} = queue {queue}, queues are 0 to {self.queues() - 1}",
+                    f"{self.device}: entry {entry} names queue {queue}; queues are 0 to {self.queues() - 1}",
                     code="nic_invalid",
                 )
         self._change(Change(f"{self.device} table", format_table(now), format_table(tuple(entries))))
@@ -261,7 +267,9 @@ class EthtoolNic(Nic):
 
     def pin(self, queue: int, cpu: int) -> None:
         if not 0 <= queue < self.queues():
-            raise ConfigError(f"{self.device}: queue {queue}, queues are 0 to {self.queues() - 1}", code="nic_invalid")
+            raise ConfigError(
+                f"{self.device} has no queue {queue}; queues are 0 to {self.queues() - 1}", code="nic_invalid"
+            )
         self.require("pin_interrupt")
         where = f"irq {self._facts.queue_irq[queue]} cpus"
         now = self._settings.read(where)
@@ -310,7 +318,7 @@ class EthtoolNic(Nic):
     def health(self) -> NicHealth:
         self._lock.answer()
         if not self._is_there():
-            return NicHealth(NicState.GONE, f"{self.device} is not there any more")
+            return NicHealth(NicState.GONE, f"{self.device} is gone")
         if not DeviceFiles(self.device, self._root).is_up():
             return NicHealth(NicState.UNVERIFIED, f"{self.device} is down")
         return NicHealth(NicState(self._verified.verdict.value), self._verified.reason)
@@ -322,7 +330,7 @@ class EthtoolNic(Nic):
         name = name_of_index(self._index, self._root)
         if name is None:
             return False
-        log.warning("%s is called %s now", self.device, name)
+        log.warning("%s is now called %s", self.device, name)
         if self._applied is not None:
             self._applied.rename(name)
         self.device = self._facts.device = self._reference.device = name

@@ -132,7 +132,7 @@ class KernelNic(Nic):
     def capabilities(self) -> tuple[Capability, ...]:
         refusal = self._refusal or ""
         if not refusal and self._maps is None:
-            refusal = "this NIC has been closed"
+            refusal = "this NIC is closed"
         ours = ("read_table", "write_table", "alignment", "rss_key", "hash_fields", "bucket_counters")
         return (
             Capability("placement", True),
@@ -161,7 +161,7 @@ class KernelNic(Nic):
     def start(self, worker_cpus: Sequence[int | None]) -> None:
         maps = self._needed_maps("write_table")
         if self._link is not None:
-            raise _invalid(f"start on {self.device}", "it has been started already")
+            raise _invalid(f"start on {self.device}", "it was already started")
         available = sorted(os.sched_getaffinity(0))
         self._queue_cpu = [
             available[worker % len(available)] if cpu is None else cpu for worker, cpu in enumerate(worker_cpus)
@@ -337,13 +337,13 @@ class KernelNic(Nic):
             return "the BPF program is written for little-endian machines"
         if place is Place.XDP:
             if bpf.kernel_version() < OLDEST_XDP:
-                return f"kernel {os.uname().release} has no cpumap for generic XDP (5.15 and newer have)"
+                return f"kernel {os.uname().release} has no cpumap for generic XDP (5.15 and newer have it)"
             return None
         try:
             bpf.attached_programs(self._ifindex, place.attach)
         except BpfError as error:
             if error.errno == errno.EINVAL:
-                return f"kernel {os.uname().release} has no tcx (6.6 and newer have)"
+                return f"kernel {os.uname().release} has no tcx (6.6 and newer have it)"
             return str(error)
         return self._steering.refusal()
 
@@ -374,7 +374,7 @@ class KernelNic(Nic):
         try:
             self._link = Link(self._program, self._ifindex, self._place.attach, flags=flags)
         except BpfError as error:
-            busy = f"`ip link show {self.device}` names the XDP program that is there already"
+            busy = f"`ip link show {self.device}` names the XDP program that is already attached"
             hint = busy if error.errno in (errno.EBUSY, errno.EEXIST) else None
             raise ConfigError(f"{self.device}: {error.message}", code="nic_refused", hint=hint) from None
 
@@ -384,11 +384,11 @@ class KernelNic(Nic):
         if name is None:
             return f"{self.device} is gone"
         if name != self.device:
-            log.warning("%s is called %s now", self.device, name)
+            log.warning("%s is now called %s", self.device, name)
             self._steering.rename(name)
             self.device = name
         if self._link is not None and self._link.ifindex() == 0:
-            return f"the program was taken off {self.device}"
+            return f"somebody took the program off {self.device}"
         return None
 
     def _through_device(self, connections: Sequence[Connection]) -> Iterator[Connection]:
@@ -414,12 +414,12 @@ class KernelNic(Nic):
 
 def _judged(wrong: Sequence[str], checked: int, device: str) -> Verification:
     if len(wrong) >= 2 and len(wrong) > TOLERATED_SHARE * checked:
-        reason = f"{len(wrong)} of {checked} connections arrived elsewhere than the table says: {wrong[0]}"
+        reason = f"{len(wrong)} of {checked} connections did not arrive where the table says: {wrong[0]}"
         return Verification(Verdict.DISOBEYED, reason, checked)
     if checked == 0:
         return Verification(Verdict.UNVERIFIED, f"no connection has received anything through {device} yet")
     if len(wrong) == checked:
-        return Verification(Verdict.UNVERIFIED, f"one connection only, and {wrong[0]}", checked)
+        return Verification(Verdict.UNVERIFIED, f"there is only one connection, and {wrong[0]}", checked)
     reason = f"{checked - len(wrong)} of {checked} connections arrived on the core that the table names"
     return Verification(Verdict.VERIFIED, reason, checked)
 

@@ -112,7 +112,7 @@ def _make(
     try:
         implementation: Any = getattr(import_module(module), name)
     except ImportError as error:
-        raise _cannot(kind, device, f"it needs what is not installed here: {error}") from error
+        raise _cannot(kind, device, f"something that it needs is not installed: {error}") from error
     reason = implementation.probe(device)
     if reason:
         raise _cannot(kind, device, reason)
@@ -140,9 +140,9 @@ def _check_alignment(nic: Nic, must_align: bool) -> None:
 
 def _cannot(kind: str, device: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"nic = {kind}:{device} is not to be had: {reason}",
+        f"nic = {kind}:{device} does not work here: {reason}",
         code="nic_unavailable",
-        hint="`flexstream doctor` shows what this machine offers; nic = auto takes what there is",
+        hint="`flexstream doctor` shows what this machine offers; nic = auto uses what works",
     )
 
 
@@ -166,7 +166,7 @@ def listening_device(host: str | None) -> tuple[str | None, str]:
         device = default_device()
         return (
             device,
-            "" if device else "no default route says on which device packets arrive; name one: ethtool:DEVICE",
+            "" if device else "there is no default route, so the device is unknown; name one: ethtool:DEVICE",
         )
     device = device_of(str(ip))
     return device, "" if device else f"no device has the address {ip}"

@@ -33,13 +33,13 @@ from flexstream.nic.contract import (
 from flexstream.nic.rss.toeplitz import DEFAULT_KEY, bucket_of
 
 _NO_HARDWARE = "pure user space has no hardware table; the acceptor hands each socket to its group's worker"
-_NO_HASH = "nothing is hashed in user space: a connection says its group itself"
+_NO_HASH = "user space does not hash: a connection names its group itself"
 _NO_LISTENERS = (
     "no hardware table, and no listeners to choose from: the acceptor hands each socket to its group's worker"
 )
 _NO_COUNTERS = "no engine feeds the counters of this NIC (group_rows was not given)"
 _NO_PINNING = "workers are pinned when the engine starts (pin_worker was not given)"
-_UNTOUCHED = "packets arrive on whatever core the kernel picks; nothing below the socket is touched"
+_UNTOUCHED = "packets arrive on whatever core the kernel picks; FlexStream touches nothing below the socket"
 
 
 class UserNic(Nic):
@@ -126,7 +126,7 @@ class UserNic(Nic):
                 sock.close()
             self._listeners, self._steering = [], None
             why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-            self._no_steering = f"no hardware table, and SO_REUSEPORT with a table is not to be had: {why}"
+            self._no_steering = f"no hardware table, and SO_REUSEPORT with a table does not work here: {why}"
             return None
         return list(group)
 
@@ -179,7 +179,7 @@ class UserNic(Nic):
                 raise _invalid(
                     f"entry {entry} = worker {worker} but entry {entry % self._groups} = worker "
                     f"{wanted[entry % self._groups]}",
-                    f"both belong to group {entry % self._groups}, and a group is on one worker",
+                    f"both belong to group {entry % self._groups}, and a group has one worker",
                 )
         before, self._placement = self._placement, wanted
         try:
@@ -241,15 +241,15 @@ class UserNic(Nic):
             owner = self.owner(connection.group)
             if connection.worker != owner:
                 reason = (
-                    f"{connection.peer[0]}:{connection.peer[1]} of group {connection.group} is with worker "
-                    f"{connection.worker}, its owner is worker {owner}"
+                    f"{connection.peer[0]}:{connection.peer[1]} of group {connection.group} is on worker "
+                    f"{connection.worker}, but its owner is worker {owner}"
                 )
                 return Verification(Verdict.DISOBEYED, reason, len(known))
         steered, elsewhere = self._steered(known)
         if 2 * elsewhere > steered:  # one or two may have come while the table was changed
             reason = f"{elsewhere} of {steered} new connections came through another listener than their bucket's"
             return Verification(Verdict.DISOBEYED, reason, len(known))
-        return Verification(Verdict.VERIFIED, "every connection is with its group's owner", len(known))
+        return Verification(Verdict.VERIFIED, "every connection is on its group's owner", len(known))
 
     def _steered(self, connections: Sequence[Connection]) -> tuple[int, int]:
         """How many came through a listener of ours, and how many of them through one that the table did not name."""

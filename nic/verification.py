@@ -34,7 +34,9 @@ def judge(
             bucket = bucket_of(steering.key, connection.peer, connection.local, len(table))
             seen.append((connection, table[bucket]))
     if not seen:
-        return Verification(Verdict.UNVERIFIED, f"no connection came through a queue of {device} (none has a NAPI id)")
+        return Verification(
+            Verdict.UNVERIFIED, f"no connection arrived through a queue of {device} (none has a NAPI id)"
+        )
     told = {napi: queue for queue, napi in (queue_napi or {}).items()}
     owners = {**_owners(seen), **told}
     wrong: list[str] = []
@@ -43,14 +45,16 @@ def judge(
         cpu = queue_cpu[queue] if queue < len(queue_cpu) else None
         by_core = cpu is not None and connection.incoming_cpu is not None
         if by_core and connection.incoming_cpu != cpu:
-            wrong.append(f"{_who(connection)} arrived on core {connection.incoming_cpu}, queue {queue} is core {cpu}'s")
+            wrong.append(
+                f"{_who(connection)} arrived on core {connection.incoming_cpu}, but queue {queue} belongs to core {cpu}"
+            )
         elif owners[connection.napi_id or 0] != queue:
             wrong.append(f"{_who(connection)} arrived by NAPI {connection.napi_id}, which is not queue {queue}'s")
         elif by_core or told or len(set(owners.values())) > 1:
             agreed += 1
     checked = agreed + len(wrong)
     if len(wrong) >= 2 and len(wrong) > TOLERATED_SHARE * checked:
-        reason = f"{len(wrong)} of {checked} connections arrived elsewhere than the table says: {wrong[0]}"
+        reason = f"{len(wrong)} of {checked} connections did not arrive where the table says: {wrong[0]}"
         return Verification(Verdict.DISOBEYED, reason, checked)
     if agreed:
         by = "NAPI ids (RPS hides the cores)" if rps else "cores and NAPI ids"
@@ -58,7 +62,7 @@ def judge(
             Verdict.VERIFIED, f"{agreed} of {checked} connections arrived where the table says, by {by}", checked
         )
     if wrong:
-        return Verification(Verdict.UNVERIFIED, f"one connection only, and {wrong[0]}", checked)
+        return Verification(Verdict.UNVERIFIED, f"there is only one connection, and {wrong[0]}", checked)
     return Verification(
         Verdict.UNVERIFIED, "all connections are on one queue that is not pinned to one core: nothing to compare", 0
     )
@@ -94,11 +98,11 @@ def judge_spread(
     if checked and max(seen.values()) > (1 - TOLERATED_SHARE) * checked and largest ** max(seen.values()) < CHANCE:
         [(place, count)] = seen.most_common(1)
         reason = (
-            f"{count} of {checked} connections arrived on {what} {place}, and the table spreads them over "
+            f"{count} of {checked} connections arrived on {what} {place}, but the table spreads them over "
             f"{len(shares)} queues"
         )
         return Verification(Verdict.DISOBEYED, reason, checked)
-    spread = f"; {checked} connections were seen on {len(seen)} {what}s, the table has {len(shares)} queues"
+    spread = f"; {checked} connections were seen on {len(seen)} {what}s, and the table has {len(shares)} queues"
     return Verification(Verdict.UNVERIFIED, why + (spread if checked else ""), checked)
 
 

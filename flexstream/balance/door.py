@@ -40,7 +40,7 @@ class Moves(Protocol):
 
 
 class Balance:
-    """Orders to the placement of one engine, and what became of them. Thread-safe; one order is carried out at a time.
+    """The commands that change an engine's placement, and what became of them. Thread-safe; one command runs at a time.
 
     Every order answers with its line of the history, as a dict. All raise EngineError, and groups are served where they
     were: no such group or worker, `frozen`, `drained`, what the mover says, and whatever `check_open` raises.
@@ -137,13 +137,17 @@ class Balance:
     def _check_active(self, workers: Iterable[int]) -> None:
         if self._inactive and (drained := self._inactive.intersection(workers)):
             worker = min(drained)
-            raise EngineError(f"worker {worker} is drained", code="drained", hint=f"flexstream rebalance add {worker}")
+            raise EngineError(
+                f"worker {worker} is drained", code="drained", hint=f"add it again: flexstream rebalance add {worker}"
+            )
 
     def _check_not_frozen(self, groups: Iterable[int]) -> None:
         if self._frozen and (frozen := self._frozen.intersection(groups)):
             group = min(frozen)
             raise EngineError(
-                f"group {group} is frozen", code="frozen", hint=f"flexstream rebalance freeze --off {group}"
+                f"group {group} is frozen",
+                code="frozen",
+                hint=f"unfreeze it: flexstream rebalance freeze --off {group}",
             )
 
     # -- orders
@@ -205,7 +209,7 @@ class Balance:
                 raise EngineError(
                     f"worker {worker} has frozen groups: {', '.join(map(str, stuck[:8]))}",
                     code="frozen",
-                    hint="flexstream rebalance freeze --off lets them go",
+                    hint="unfreeze them: flexstream rebalance freeze --off",
                 )
             self.splitter.leave(worker)
             self.refresh()

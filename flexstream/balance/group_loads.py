@@ -32,7 +32,7 @@ FEW_SAMPLES = 16
 
 
 class Loads:
-    """Loads of one engine. `look` is for one thread; `hot` may be called by any."""
+    """The load of every group of one engine, and which are hot. One thread calls `look`; any thread may call `hot`."""
 
     def __init__(
         self,

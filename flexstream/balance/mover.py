@@ -108,7 +108,7 @@ class Mover:
         self._check(targets)
         with self._settled_catalog(timeout):
             if self._stopping:
-                raise EngineError("the engine is stopping: nothing moves any more", code="closed")
+                raise EngineError("the engine is stopping and moves no more groups", code="closed")
             self._finish(self.under_way(), timeout)
             self.shared.join(targets, timeout)
             owners = self._placement.owners()
@@ -189,7 +189,8 @@ class Mover:
             self._stamp(moves, "flag")
             if not self._placement.grace(version, GRACE_S):
                 raise EngineError(
-                    f"a worker did not come to a quiescent point in {GRACE_S:g} s; nothing was moved", code="no_grace"
+                    f"a worker did not reach a quiescent point within {GRACE_S:g} s; no group was moved",
+                    code="no_grace",
                 )
             self._stamp(moves, "grace")
         except BaseException as error:
@@ -232,10 +233,10 @@ class Mover:
         for move in moves:
             if not move.handle.arrived(max(0.0, deadline - time.monotonic())) and not self._stopping:
                 raise EngineError(
-                    f"group {move.group} is with worker {move.target}, but worker {move.source} has not drained it "
-                    f"after {timeout:g} s; it goes on by itself",
+                    f"group {move.group} is on worker {move.target}, but worker {move.source} has not handed over all "
+                    f"its state after {timeout:g} s; it continues by itself",
                     code="not_settled",
-                    hint="flexstream rebalance history shows the step it is at",
+                    hint="flexstream rebalance history shows how far it is",
                 )
         arrived = [move for move in moves if move.handle.arrived(0)]
         if not arrived:

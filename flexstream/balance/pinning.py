@@ -18,7 +18,7 @@ def read_back(stats: dict[str, Any]) -> dict[str, Any]:
         return stats
     if cores == {stats["cpu"]}:
         return stats
-    reason = f"its thread may run on cores {format_cpus(sorted(cores))} now, which somebody else has set"
+    reason = f"somebody else has set its thread to cores {format_cpus(sorted(cores))}"
     return {**stats, "pinned": False, "pin_reason": reason}
 
 

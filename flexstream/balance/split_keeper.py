@@ -33,7 +33,10 @@ SAY_AGAIN_S = 60.0  # a group that nothing helps is a line of the history this o
 
 
 class SplitKeeper:
-    """For one thread at a time, the one that holds the balancer; `status` and `too_hot` may be read by others."""
+    """Splits groups that are hotter than a core, watches the splits, and ends them.
+
+    For one thread at a time, the one that holds the balancer; others may read `status` and `too_hot`.
+    """
 
     def __init__(
         self,

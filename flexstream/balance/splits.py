@@ -88,7 +88,7 @@ class Split:
 
 
 class Splits:
-    """One thread at a time, with the mover's locks."""
+    """The groups of one engine that several workers serve. For one thread at a time, with the mover's locks."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Splits:
         owner = self._placement.owner(group)
         self._check(group, owner, borrowers)
         if not self._placement.grace(self._placement.publish([group], ()), GRACE_S):
-            raise self._refused(group, "a worker did not come to a quiescent point")
+            raise self._refused(group, "a worker did not reach a quiescent point in time")
         lent: dict[int, int] = {}
         away = 0
         for number, borrower in enumerate(borrowers):
@@ -134,14 +134,14 @@ class Splits:
                 raise EngineError(
                     f"group {group} cannot be split: worker {borrower} has not answered after {timeout:g} s",
                     code="not_split",
-                    hint="flexstream rebalance unsplit brings its connections together again",
+                    hint="flexstream rebalance unsplit gives all its connections back to one worker",
                 )
             if loan.connections:
                 lent[borrower] = loan.connections
                 away += max(0, loan.connections - len(meant))
         if not lent:
             raise self._refused(
-                group, "it has not two connections that could be served apart: one connection is one worker's"
+                group, "it needs two connections that different workers can serve: a connection has one worker"
             )
         self._standing[group] = Split(group, owner, lent, away)
         return self._standing[group]
@@ -150,14 +150,14 @@ class Splits:
         why = None
         if ordered := self._ordered_queries():
             raise EngineError(
-                f"group {group} cannot be split: {', '.join(ordered)} needs its rows in the order of arrival",
+                f"group {group} cannot be split: {', '.join(ordered)} needs rows in the order of arrival",
                 code="not_split",
                 hint="order_hash keeps a group on one worker; cancel the query first",
             )
         if group in self._standing:
             why = "it is split already"
         elif not borrowers or len(set(borrowers)) != len(borrowers):
-            why = f"workers {list(borrowers)} must be different ones, at least one beside the owner"
+            why = f"workers {list(borrowers)} must be at least one besides the owner, each named once"
         elif owner in borrowers:
             why = f"worker {owner} is its owner"
         if why is not None:

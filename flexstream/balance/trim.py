@@ -22,7 +22,7 @@ CALM_S = 0.5  # since the last move or split
 
 
 class Trim:
-    """For one thread at a time."""
+    """The slow balancer, which evens out the last few percent. For one thread at a time."""
 
     def __init__(self, groups: int, config: BalancerConfig) -> None:
         slow = replace(

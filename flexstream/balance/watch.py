@@ -46,7 +46,7 @@ class LoadSource(Protocol):
 
 
 class Watch:
-    """For one thread at a time; others may read `steady_rows`."""
+    """The loads of an engine over time. For one thread at a time; others may read `steady_rows`."""
 
     def __init__(self, loads: LoadSource, groups: int, clock: Callable[[], float], stopping: threading.Event) -> None:
         self._loads = loads

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class ExpectedSessions:
-    """(producer, epoch) for streams to come. `expect` before a stream is added, `hold` when it is."""
+    """The producers that streams wait for after a restart, as (producer, epoch).
+
+    Call `expect` before a stream is added, `hold` when it is.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, list[tuple[str, int]]] = {}

@@ -131,7 +131,7 @@ class StreamSessions:
             elif epoch < session.epoch:
                 raise SessionRefused(
                     ErrorCode.STALE_EPOCH,
-                    f"producer {producer} came with epoch {epoch}, but {session.epoch} is known",
+                    f"producer {producer} connected with epoch {epoch}, but epoch {session.epoch} is already here",
                     "another instance with this producer id has taken over",
                 )
             self._saw(session)
@@ -158,8 +158,8 @@ class StreamSessions:
         if theirs >= most:
             raise SessionRefused(
                 ErrorCode.TOO_MANY_SESSIONS,
-                f"{address} has {theirs} of the {self._max} sessions of the stream already",
-                "raise max_sessions, or let finished producers close; a further lane counts as one",
+                f"{address} already has {theirs} of the stream's {self._max} sessions",
+                "raise max_sessions, or close producers that have finished; a further lane counts as a session",
             )
 
     def _free_slot(self) -> int | None:
@@ -192,15 +192,15 @@ class StreamSessions:
             if known is not None:
                 return known
             if session.state in ("ending", "ended") or self._by_slot.get(session.slot) is not session:
-                raise SessionRefused(ErrorCode.REJECTED, f"lane {number} of group {group}: the session is ending")
+                raise SessionRefused(ErrorCode.REJECTED, f"no lane {number} of group {group}: the session is ending")
             live = sum(key[0] == group and lane.state == "live" for key, lane in session.lanes.items())
             if live >= MOST_LANES:
-                raise SessionRefused(ErrorCode.REJECTED, f"group {group} has {live} further lanes already")
+                raise SessionRefused(ErrorCode.REJECTED, f"group {group} already has {live} further lanes")
             self._check_share(session.peer)
             slot = self._free_slot()
             if slot is None:
                 raise SessionRefused(
-                    ErrorCode.TOO_MANY_SESSIONS, f"no session is left for lane {number}", "raise max_sessions"
+                    ErrorCode.TOO_MANY_SESSIONS, f"no session slot is free for lane {number}", "raise max_sessions"
                 )
             lane = Session(session.producer, session.epoch, slot, session.peer, session.kind)
             lane.parent, lane.lane = session, (group, number)
@@ -241,7 +241,7 @@ class StreamSessions:
             raise SessionRefused(
                 ErrorCode.TOO_MANY_SESSIONS,
                 f"all {self._max} sessions of the stream are in use",
-                "raise max_sessions, or let finished producers close",
+                "raise max_sessions, or close producers that have finished",
             )
         if all(session.state == "ended" for session in self._by_slot.values()):
             self._begin_anew()

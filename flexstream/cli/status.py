@@ -94,7 +94,7 @@ def describe(reply: dict[str, Any]) -> str:
     for what, error in (reply.get("failed_parts") or {}).items():
         parts.append(f"the status of {what} could not be computed: {error}")
     for what, error in (daemon.get("catalog_failed") or {}).items():
-        parts.append(f"{what} did not come back after the restart: {error}")
+        parts.append(f"{what} did not start again after the restart: {error}")
     return "\n".join(parts)
 
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class AsyncProducer:
-    """`async with AsyncProducer(address, stream=...) as producer: await producer.send(rows)`.
+    """A Producer for asyncio: `async with AsyncProducer(address, stream=...) as producer: await producer.send(rows)`.
 
     Takes the arguments of Producer. Packing, partitioning and sending run on one thread of its own, in the
     order of the calls, mostly without the GIL: the event loop goes on. `await send` returns when the rows are

@@ -16,7 +16,7 @@ _ANY_HOSTS = {"0.0.0.0", "::", ""}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`host:port` is the control port (HTTP); `tcp://host:port` the data port itself."""
+    """Where a producer connects: `host:port` is the control port (HTTP), `tcp://host:port` the data port itself."""
 
     host: str
     port: int
@@ -33,7 +33,7 @@ class Address:
             raise ConfigError(
                 f"{text!r} is not an address",
                 code="bad_address",
-                hint="use host:port of the control port (7401), or tcp://host:port of the data port (7400)",
+                hint="give host:port of the control port (7401), or tcp://host:port of the data port (7400)",
             )
         return cls(host.strip("[]") or "127.0.0.1", int(port), direct)
 
@@ -69,7 +69,7 @@ def find_data_port(control: Address, stream: str, token: str | None, timeout_s: 
         data = Address.parse(json.loads(body)["data"], direct=True)
     except (ValueError, KeyError, TypeError, AttributeError, FlexStreamError) as error:
         raise ProtocolError(
-            f"{control} answered GET {path} with something that is not a stream's description",
+            f"{control} answered GET {path}, but not with the description of a stream",
             code="bad_answer",
             hint="is this a FlexStream control port? tcp://host:port names a data port directly",
         ) from error

@@ -115,7 +115,7 @@ class _Attempt:
             need += _header(self.received).payload_bytes
         chunk = self.sock.recv(need - len(self.received))
         if not chunk:
-            raise ConnectionResetError(errno.ECONNRESET, "closed by the server before it answered HELLO")
+            raise ConnectionResetError(errno.ECONNRESET, "the server closed the connection before it answered HELLO")
         self.received += chunk
         if len(self.received) < HEADER_BYTES:
             return None
@@ -133,7 +133,7 @@ class _Attempt:
             document = None
         if header.type is not FrameType.ACK or header.group != self.group or not isinstance(document, dict):
             raise ProtocolError(
-                f"the answer to HELLO is {header.type.name} for group {header.group}", code="bad_answer"
+                f"the server answered HELLO with {header.type.name} for group {header.group}", code="bad_answer"
             )
         return Welcome(self.group, self.sock, header.value, header.sequence, document, self.promise)
 
@@ -143,12 +143,14 @@ def _header(data: bytearray) -> Header:
         header = Header.unpack(data)
     except WireError as error:
         raise ProtocolError(
-            f"the answer to HELLO is not FlexStream's: {error}",
+            f"no FlexStream server answered HELLO: {error}",
             code="bad_answer",
-            hint="is this a data port? The control port speaks HTTP and is named without tcp://",
+            hint="is this a data port? Write the control port, which speaks HTTP, without tcp://",
         ) from error
     if header.payload_bytes > MAX_ANSWER_BYTES:
-        raise ProtocolError(f"the answer to HELLO has {header.payload_bytes} bytes", code="bad_answer")
+        raise ProtocolError(
+            f"the answer to HELLO has {header.payload_bytes} bytes; the limit is {MAX_ANSWER_BYTES}", code="bad_answer"
+        )
     return header
 
 
@@ -235,8 +237,8 @@ def _greet_some(
                     )
             if time.monotonic() >= deadline:
                 for key in list(selector.get_map().values()):
-                    what = "answer to HELLO" if key.data.connected else "connection"
-                    errors[key.data.key] = TimeoutError(f"no {what} in time")
+                    what = "did not answer HELLO" if key.data.connected else "did not accept the connection"
+                    errors[key.data.key] = TimeoutError(f"the server {what} in time")
                     selector.unregister(key.fileobj)
                     key.data.sock.close()
     return welcomes, errors

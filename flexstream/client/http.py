@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """One daemon. `address` is "host:port" or "http://host:port". Each call uses a connection of its own.
+    """A daemon's control port. `address` is "host:port" or "http://host:port". Each call uses a connection of its own.
 
     Errors that the daemon reports come back as FlexStreamError with its code, message and hint;
     ConnectError means that it could not be asked at all.
@@ -125,7 +125,7 @@ class Client:
         error = body.get("error") if isinstance(body, dict) else None
         if not isinstance(error, dict):
             raise ConnectError(
-                f"{self.address} answered {reply.status} {reply.reason}, not as a FlexStream daemon would",
+                f"{self.address} answered {reply.status} {reply.reason}, which no FlexStream daemon would",
                 code="not_a_daemon",
                 hint="is --url the daemon's control port (7401), not its data port?",
             )
@@ -149,9 +149,9 @@ class Client:
 
     def _cut(self, error: BaseException) -> ConnectError:
         return ConnectError(
-            f"the reply of {self.address} ended early: {error or type(error).__name__}",
+            f"the reply from {self.address} ended early: {error or type(error).__name__}",
             code="reply_cut",
-            hint="the daemon stopped, or retention removed rows meanwhile; its log says which",
+            hint="the daemon stopped, or retention removed the rows meanwhile; its log says which",
         )
 
 

@@ -29,7 +29,7 @@ class LaneName:
 
 
 class LaneKeeper:
-    """For the session's service thread."""
+    """The further lanes that the server has asked this session for. For the session's service thread."""
 
     def __init__(self, sender: FurtherLanes, groups: int, most: int) -> None:
         self._sender = sender
@@ -50,7 +50,7 @@ class LaneKeeper:
             try:
                 self._want(int(group), {int(number): int(steer) for number, steer in lanes})
             except (TypeError, ValueError):
-                log.warning("the server asked for lanes that make no sense: %.80r", lanes)
+                log.warning("the server asked for lanes in a form that this producer cannot read: %.80r", lanes)
         self.settle()
         return True
 
@@ -64,7 +64,7 @@ class LaneKeeper:
                 if header.type is FrameType.LANES:
                     self._want(header.value, lanes_of(data[HEADER_BYTES:size]))
             except WireError as error:
-                log.warning("the server asked for lanes that make no sense: %s", error)
+                log.warning("the server asked for lanes that this producer cannot open: %s", error)
                 break
             data = data[size:]
         self.settle()

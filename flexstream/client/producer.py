@@ -22,7 +22,7 @@ from flexstream.rows.stream import TIME_LIMIT, Stream, event_time
 
 
 class RingFull(BackPressure):
-    """`on_full="raise"` and no room. `accepted` rows of the call were taken: send the rest again."""
+    """The replay buffer is full, and `on_full` is "raise". The call took `accepted` rows: send the rest again."""
 
     default_code = "ring_full"
     accepted: int = 0
@@ -170,10 +170,10 @@ class Producer:
         return len(packed)
 
     def _full(self, accepted: int, total: int) -> RingFull:
-        waiting = "is away" if self.state == "waiting" else "does not keep up"
+        waiting = "cannot be reached" if self.state == "waiting" else "does not keep up"
         error = RingFull(
-            f"the replay buffer of a group is full: {accepted} of {total} rows taken, the server {waiting}",
-            hint='send rows[error.accepted:] again later, use on_full="block", or a larger replay_bytes',
+            f"the replay buffer of a group is full: it took {accepted} of {total} rows, and the server {waiting}",
+            hint='send rows[error.accepted:] later, use on_full="block", or raise replay_bytes',
         )
         error.accepted = accepted
         return error
@@ -186,7 +186,7 @@ class Producer:
         """
         if not self._explicit:
             raise ConfigError(
-                "this producer makes its own watermarks",
+                "this producer makes its own watermarks, from the rows",
                 code="bad_watermark",
                 hint='Producer(..., watermark="explicit")',
             )
@@ -220,7 +220,7 @@ class Producer:
     @property
     def _staging(self) -> StageSession:
         if self._stages is None:
-            raise ConfigError("this producer does not stage", code="no_stage", hint="Producer(..., stage=uuid)")
+            raise ConfigError("this producer does not stage rows", code="no_stage", hint="Producer(..., stage=uuid)")
         return self._stages
 
     def flush(self, timeout: float | None = None) -> None:
@@ -286,13 +286,13 @@ class Producer:
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}", code=f"bad_{name}")
+        raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}", code=f"bad_{name}")
 
 
 def _not_negative(**values: float) -> None:
     for name, value in values.items():
         if value < 0:
-            raise ConfigError(f"{name}={value!r}: cannot be negative", code=f"bad_{name}")
+            raise ConfigError(f"{name}={value!r} must not be negative", code=f"bad_{name}")
 
 
 __all__ = ["ConnectError", "Producer", "RingFull"]

@@ -62,7 +62,10 @@ class Settings:
 
 
 class Session:
-    """Connects in the constructor. Raises ConnectError (nobody there) or ProtocolError (refused)."""
+    """A producer's life on a stream: its connections, and the thread that mends them.
+
+    Connects in the constructor. Raises ConnectError (nobody answers) or ProtocolError (the server refuses).
+    """
 
     def __init__(self, settings: Settings, expected: Stream | None = None) -> None:
         self.settings = settings
@@ -134,10 +137,10 @@ class Session:
         reason = error.message if isinstance(error, FlexStreamError) else str(error) or type(error).__name__
         where = getattr(self, "data", self.settings.address)
         return ConnectError(
-            f"gave up on {where} after {tried_s:g} s of trying (stream {self.settings.stream!r}, "
-            f"HELLO with back-off); the last error: {reason}",
+            f"tried to reach {where} for {tried_s:g} s (stream {self.settings.stream!r}, "
+            f"HELLO with back-off) and gave up; the last error: {reason}",
             code="unreachable",
-            hint=getattr(error, "hint", None) or "is the daemon running, and is this its address? `flexstream doctor`",
+            hint=getattr(error, "hint", None) or "is the daemon running at this address? Try `flexstream doctor`",
         )
 
     def _make_sender(self, welcome: Welcome) -> Sender:
@@ -223,7 +226,7 @@ class Session:
                 self.sender.attach(CONTROL, welcome.sock.detach(), 0)
                 if not self._lanes.learn(welcome.document) and hello.lanes_open:
                     raise ProtocolError(
-                        f"{self.data} had asked for further lanes, and now knows nothing of them; {self.unsent()}",
+                        f"{self.data} asked for further lanes before, but does not know them any more; {self.unsent()}",
                         code="no_lanes",
                         hint="was the daemon replaced by an older one? Make a new Producer",
                     )
@@ -251,7 +254,7 @@ class Session:
         for index in [key for key, error in errors.items() if key in names and _is_refusal(error)]:
             where = self._lanes.describe(index)
             if self._lanes.refused(index):
-                log.info("%s is not opened: %s", where, errors.pop(index))
+                log.info("%s stays closed: %s", where, errors.pop(index))
         forgotten: dict[int, int] = {}
         for group, welcome in welcomes.items():
             self._ports.connected(welcome.document, welcome.promise)
@@ -282,9 +285,9 @@ class Session:
         reached = None if promised is None else promised + self.stream.max_disorder
         until = "now" if reached is None else str(np.array([reached]).view(f"M8[{self.stream.time_unit}]")[0])
         log.error(
-            "%s restarted and has forgotten this session: of %d rows in %d groups that it had acknowledged, those are "
-            "lost whose windows had not fired; send them again if you have them. Of windows that began before %s, "
-            "results that come now may be incomplete",
+            "%s restarted and has forgotten this session. It had acknowledged %d rows in %d groups; rows of windows "
+            "that had not fired are lost: send them again if you have them. From now on, results of windows that began "
+            "before %s may be incomplete",
             self.data, total, len(rows), until,
         )  # fmt: skip
 
@@ -327,12 +330,12 @@ class Session:
         """Names the rows that the server has not acknowledged."""
         pending = self.sender.pending()
         if not pending:
-            return "no rows are unacknowledged"
+            return "the server has acknowledged every row"
         total = sum(end - first for first, end in pending.values())
         first = sorted(pending.items())[:4]
         named = ", ".join(f"{self._lanes.describe(g)}: rows {a}..{b - 1}" for g, (a, b) in first)
         more = f" and {len(pending) - 4} more groups" if len(pending) > 4 else ""
-        return f"{total} rows were not acknowledged ({named}{more})"
+        return f"the server has not acknowledged {total} rows ({named}{more})"
 
     def check(self) -> None:
         """Raises the error that ended the session, if one did."""
@@ -349,12 +352,12 @@ class Session:
                 return
             self.check()
             if left_ms <= 0:
-                raise ConnectError(f"flush: after {timeout_s:g} s {self.unsent()}", code="timeout", hint=self._why())
+                raise ConnectError(f"after {timeout_s:g} s of flush {self.unsent()}", code="timeout", hint=self._why())
 
     def _why(self) -> str:
         if self.state == "waiting":
-            return f"the server is away ({self._last_error}); reconnecting"
-        return "the server is slow; wait longer"
+            return f"the server cannot be reached ({self._last_error}); the producer keeps trying"
+        return "the server is slow: use a longer timeout"
 
     def end(self, timeout_s: float) -> None:
         """Flush, EOS everywhere, wait for the final ACK, close. ConnectError when that does not come."""
@@ -376,7 +379,7 @@ class Session:
         self.check()
         if time.monotonic() >= deadline:
             raise ConnectError(
-                f"close: no final ACK from {self.data} in time; {self.unsent()}",
+                f"close gave up: {self.data} sent no final ACK in time; {self.unsent()}",
                 code="timeout",
                 hint=self._why(),
             )
@@ -419,7 +422,7 @@ def _describe(fault: tuple[int, int, int, bytes]) -> BaseException:
     _, code, value, payload = fault
     if value:
         return refusal(value, payload)
-    return OSError(code, os.strerror(code)) if code else ConnectionResetError("closed by the server")
+    return OSError(code, os.strerror(code)) if code else ConnectionResetError("the server closed the connection")
 
 
 def _future_ns(document: dict[str, Any]) -> int | None:

@@ -28,7 +28,10 @@ IOV_MAX = 1024
 
 
 class StageSession:
-    """Connects in the constructor. Raises ConnectError (nobody there) or ProtocolError (refused)."""
+    """A staging producer's connection, and the stage that is open on it.
+
+    Connects in the constructor. Raises ConnectError (nobody answers) or ProtocolError (the server refuses).
+    """
 
     def __init__(
         self, address: Address, stream: str, token: str | None, producer_id: str, expected: Stream | None,
@@ -74,10 +77,10 @@ class StageSession:
                 if time.monotonic() + pause >= deadline:
                     reason = error.message if isinstance(error, FlexStreamError) else str(error)
                     raise ConnectError(
-                        f"gave up on {self._address} after {self._timeout_s:g} s of trying (stream "
-                        f"{self._hello.stream!r}, staging); the last error: {reason}",
+                        f"tried to reach {self._address} for {self._timeout_s:g} s (stream "
+                        f"{self._hello.stream!r}, staging) and gave up; the last error: {reason}",
                         code="unreachable",
-                        hint=getattr(error, "hint", None) or "is the daemon running, and is this its address?",
+                        hint=getattr(error, "hint", None) or "is the daemon running at this address?",
                     ) from error
             time.sleep(pause)
             pause = min(pause * 2, 0.5)
@@ -101,7 +104,7 @@ class StageSession:
 
     def begin(self, stage: str) -> None:
         if self.stage is not None:
-            raise ConfigError(f"stage {self.stage} is open", code="stage_open", hint="finish_stage() comes first")
+            raise ConfigError(f"stage {self.stage} is still open", code="stage_open", hint="call finish_stage() first")
         self._check_not_closed()
         try:
             self._begin(stage)
@@ -127,7 +130,7 @@ class StageSession:
         if (document.get("schema"), document.get("groups")) != (self.stream.schema.hash, self.groups):
             self.abort()
             raise ProtocolError(
-                f"stream {self.stream.name!r} of {self.data} has another schema than before",
+                f"the schema of stream {self.stream.name!r} on {self.data} has changed",
                 code="schema_mismatch",
                 hint="make a new Producer",
             )
@@ -186,7 +189,7 @@ class StageSession:
             raise self._lost(stage, error) from error
         if receipt.get("stage") != stage or receipt.get("rows") != self._sent:
             self.abort()
-            raise ProtocolError(f"the receipt {receipt!r:.200} is not of stage {stage}", code="bad_answer")
+            raise ProtocolError(f"the receipt {receipt!r:.200} does not belong to stage {stage}", code="bad_answer")
         self._sock.settimeout(ANSWER_S)
         self.stage = None
         self._totals["stages"] += 1
@@ -195,7 +198,7 @@ class StageSession:
     def _open_stage(self) -> str:
         self._check_not_closed()
         if self.stage is None:
-            raise ConfigError("no stage is open", code="no_stage", hint="begin_stage(uuid) comes first")
+            raise ConfigError("no stage is open", code="no_stage", hint="call begin_stage(uuid) first")
         return self.stage
 
     def _check_not_closed(self) -> None:
@@ -206,7 +209,7 @@ class StageSession:
         """The next frame: the document of an ACK. An ERROR is raised as what it says."""
         header = Header.unpack(self._exactly(HEADER_BYTES))
         if header.payload_bytes > MAX_ANSWER_BYTES:
-            raise ProtocolError(f"an answer of {header.payload_bytes} bytes", code="bad_answer")
+            raise ProtocolError(f"the server's answer of {header.payload_bytes} bytes is too large", code="bad_answer")
         payload = self._exactly(header.payload_bytes)
         if header.type is FrameType.ERROR:
             self.stage = None
@@ -217,7 +220,7 @@ class StageSession:
         except ValueError:
             document = None
         if header.type is not FrameType.ACK or not isinstance(document, dict):
-            raise ProtocolError(f"{header.type.name} is not an answer", code="bad_answer")
+            raise ProtocolError(f"the server answered with a {header.type.name} frame", code="bad_answer")
         return document
 
     def _exactly(self, n: int) -> bytes:
@@ -226,7 +229,7 @@ class StageSession:
         while len(data) < n:
             part = self._sock.recv(n - len(data))
             if not part:
-                raise EOFError("closed by the server")
+                raise EOFError("the server closed the connection")
             data += part
         return data
 

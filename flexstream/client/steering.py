@@ -14,7 +14,7 @@ from flexstream.nic.rss.ports import PortChooser, Promise
 
 log = logging.getLogger("flexstream.producer")
 
-NOT_TOLD = "the server told nothing about its table"
+NOT_TOLD = "the server did not describe its table"
 
 
 class Ports:
@@ -56,7 +56,7 @@ class Ports:
             self._chooser = PortChooser(steering, self._source, seen, (host, port))
             self.reason = self._chooser.reason
         except ValueError as error:
-            self.reason = f"no port can be computed: {error}"
+            self.reason = f"the producer cannot compute ports: {error}"
             log.info("connections are not aligned: %s", self.reason)
 
     def bind(self, sock: socket.socket, group: int) -> Promise | None:
@@ -74,7 +74,7 @@ class Ports:
         elif promise is not None and isinstance(peer, list) and peer != [self._seen[0], promise.port]:
             self._chooser = None  # what was chosen does not survive the way: leave the ports to the kernel
             expected = f"{self._seen[0]} port {promise.port}"
-            self.reason = f"the server saw {' port '.join(map(str, peer))} for our {expected}: there is NAT on the way"
+            self.reason = f"the server saw {' port '.join(map(str, peer))} instead of our {expected}: NAT changed it"
             if not self._told_nat:
                 log.info("connections are not aligned: %s", self.reason)
             self._told_nat = True

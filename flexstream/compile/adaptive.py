@@ -195,12 +195,12 @@ class Adapter:
             return f"{share:.2f} of the keys are outside of {self.now.base} to {last}"
         if self._usual is not None:
             if self._meter.ready and self._meter.latest_ns > self.pace.slower * self._usual.ns_per_row:
-                return f"a row takes {self._meter.latest_ns:.1f} ns, it took {self._usual.ns_per_row:.1f}"
+                return f"a row takes {self._meter.latest_ns:.1f} ns; it took {self._usual.ns_per_row:.1f} before"
             if abs(recent.kept - self._usual.kept) > self.pace.drift:
-                return f"{recent.kept:.2f} of the rows pass the filters, it was {self._usual.kept:.2f}"
+                return f"{recent.kept:.2f} of the rows pass the filters; it was {self._usual.kept:.2f} before"
             for name, misses in recent.misses_per_row().items():
                 if abs(misses - self._usual.misses[name]) > self.pace.misses:
-                    return f"{misses:.2f} {name.replace('_', ' ')} a row, it was {self._usual.misses[name]:.2f}"
+                    return f"{misses:.2f} {name.replace('_', ' ')} a row; it was {self._usual.misses[name]:.2f} before"
         return "another look" if now >= self._next_profile else None
 
     def _begin_profile(self, now: float) -> None:
@@ -275,7 +275,7 @@ class Adapter:
             self._switch(tried)
         else:
             self._grudges[tried.what] = now + self.pace.grudge_s
-            self._note(self._name(), f"back to what was before: the gain was {gain:.2f}")
+            self._note(self._name(), f"back to the variant before: the gain was only {gain:.2f}")
         self._calm(now)
 
     def _judge(self, gain: float, after_ns: float) -> None:

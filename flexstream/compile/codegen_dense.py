@@ -20,7 +20,10 @@ def body_indent(row_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownRows:
-    """`body`: statements for a `row` of `row_bytes`. `kept`: what a row counts, None where no filter drops any."""
+    """The C of a loop over rows whose keys have dense entries already.
+
+    `body`: statements for a `row` of `row_bytes`. `kept`: what a row counts, None where no filter drops any.
+    """
 
     body: list[str]
     row_bytes: int

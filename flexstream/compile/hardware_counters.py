@@ -76,7 +76,7 @@ def _value(fd: int) -> int:
 
 def _why(error: OSError) -> str:
     if error.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV):
-        return "this processor shows no hardware counters (a virtual machine?)"
+        return "this processor has no hardware counters (is it a virtual machine?)"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return "not allowed; kernel.perf_event_paranoid of 2 or less, or CAP_PERFMON, would"
+        return "not allowed; it needs kernel.perf_event_paranoid of 2 or less, or CAP_PERFMON"
     return error.strerror or str(error)

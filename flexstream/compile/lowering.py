@@ -235,8 +235,8 @@ class _Lowering:
                 assert isinstance(step, Project)  # columns that are not read cost nothing
         if len(self.bound.aggregates) > MAX_AGGREGATES:
             raise QueryError(
-                f"query {self.bound.query.name!r} has {len(self.bound.aggregates)} aggregates, "
-                f"at most {MAX_AGGREGATES} work",
+                f"query {self.bound.query.name!r} has {len(self.bound.aggregates)} aggregates; "
+                f"the limit is {MAX_AGGREGATES}",
                 code="too_complex",
                 hint="split it into several queries",
             )
@@ -244,16 +244,16 @@ class _Lowering:
         beside = [aggregate.fn for aggregate in self.bound.aggregates if aggregate.function.beside]
         if len(beside) > MAX_SIDES:
             raise QueryError(
-                f"query {self.bound.query.name!r} has {len(beside)} of {', '.join(BESIDE[:-1])} and {BESIDE[-1]}, "
-                f"at most {MAX_SIDES} work",
+                f"query {self.bound.query.name!r} has {len(beside)} of {', '.join(BESIDE[:-1])} and {BESIDE[-1]}; "
+                f"the limit is {MAX_SIDES}",
                 code="too_complex",
                 hint="split it into several queries, or use approx_distinct",
             )
         slots = sum(fold.slots for fold in folds)
         if slots > MAX_SLOTS:
             raise QueryError(
-                f"the aggregates of query {self.bound.query.name!r} keep {8 * slots} bytes for each key, "
-                f"at most {8 * MAX_SLOTS} work",
+                f"the aggregates of query {self.bound.query.name!r} keep {8 * slots} bytes for each key; "
+                f"the limit is {8 * MAX_SLOTS}",
                 code="too_complex",
                 hint="split it into several queries: approx_distinct keeps 1024 bytes each",
             )
@@ -261,8 +261,8 @@ class _Lowering:
         code, places, registers = allocate(self.code, read)
         if registers > MAX_REGISTERS:
             raise QueryError(
-                f"query {self.bound.query.name!r} needs {registers} intermediate values at once, "
-                f"at most {MAX_REGISTERS} work",
+                f"query {self.bound.query.name!r} needs {registers} intermediate values at once; "
+                f"the limit is {MAX_REGISTERS}",
                 code="too_complex",
                 hint="split it into several queries",
             )
@@ -280,9 +280,9 @@ class _Lowering:
         width = sum(field.size for field in fields)
         if width > MAX_KEY_BYTES:
             raise QueryError(
-                f"the key of stream {self.layout.of!r} has {width} bytes, at most {MAX_KEY_BYTES} work",
+                f"the key of stream {self.layout.of!r} has {width} bytes; the limit is {MAX_KEY_BYTES}",
                 code="too_complex",
-                hint="key by a hash or a number of the long field",
+                hint="use a hash of the long field, or a number for it, as the key",
             )
         return [(field.offset, field.size, KEY_FORMS.get(field.kind, 0)) for field in fields]
 

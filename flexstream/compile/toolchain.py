@@ -134,9 +134,9 @@ def find_compiler(environ: Mapping[str, str] | None = None) -> list[str]:
         try:
             command = shlex.split(chosen)
         except ValueError as error:
-            raise CompileError(f"CC={chosen!r} is no command ({error}); {INSTALL_HINT}") from None
+            raise CompileError(f"CC={chosen!r} is not a command ({error}); {INSTALL_HINT}") from None
         if not command or not shutil.which(command[0], path=path):
-            raise CompileError(f"CC={chosen!r} is not a program here; {INSTALL_HINT}")
+            raise CompileError(f"CC={chosen!r} is not a program on this machine; {INSTALL_HINT}")
         return command
     for name in ("cc", "gcc", "clang"):
         found = shutil.which(name, path=path)
@@ -158,13 +158,13 @@ def cache_directory() -> Path:
     if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
         raise CompileError(
             f"the code cache {directory} is not private: it belongs to user {facts.st_uid} with mode "
-            f"{stat.S_IMODE(facts.st_mode):04o}, it must be user {os.getuid()} with 0700; {_CACHE_HINT}"
+            f"{stat.S_IMODE(facts.st_mode):04o}, but must belong to user {os.getuid()} with mode 0700; {_CACHE_HINT}"
         )
     return directory
 
 
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
-_CACHE_HINT = "give another directory in FLEXSTREAM_CACHE"
+_CACHE_HINT = "set FLEXSTREAM_CACHE to another directory"
 
 
 _versions: dict[tuple[str, ...], str] = {}
@@ -248,7 +248,7 @@ def _build(command: list[str], code: str, path: Path, limits: Limits, job: Job) 
             source.write_text(code)
             _checked(command, [*FLAGS, f"-I{INCLUDES}", "-o", str(target), str(source)], limits, job, work)
             if not target.is_file():
-                raise CompileError(f"{command[0]} ended well but made nothing; {INSTALL_HINT}")
+                raise CompileError(f"{command[0]} ended without an error but wrote no object; {INSTALL_HINT}")
             ready = Path(work) / "sealed.so"
             ready.touch(mode=0o600)
             ready.write_bytes(sealed(target.read_bytes()))

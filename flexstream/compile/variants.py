@@ -13,7 +13,10 @@ from flexstream.query.analysis import why_generic
 
 
 class Variants:
-    """`mode`: "auto" compiles in the background, "off" does not, "require" waits for it. `threads`: the workers'."""
+    """Gives each query its variants: generic at once, compiled when the compiler is done.
+
+    `mode`: "auto" compiles in the background, "off" does not, "require" waits for it. `threads`: the workers'.
+    """
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class Access:
     async def check(self, request: web.Request) -> None:
         """Raises ApiError."""
         if "Host" not in request.headers:
-            raise ApiError("the request has no Host header", code="no_host", hint="send HTTP/1.1 with Host")
+            raise ApiError("the request has no Host header", code="no_host", hint="send HTTP/1.1 with a Host header")
         if self._token is not None:
             await self._check_token(request, self._token)
         else:
@@ -78,7 +78,7 @@ class Access:
             raise ApiError(
                 f"the Host header names {request.host[:100]!r}, not this machine",
                 code="bad_host",
-                hint="ask 127.0.0.1 or localhost, or give the daemon a --token-file",
+                hint="use 127.0.0.1 or localhost, or give the daemon a --token-file",
             )
 
     def _check_origin(self, request: web.Request) -> None:
@@ -90,5 +90,5 @@ class Access:
             raise ApiError(
                 f"the request comes from another site ({str(origin)[:100]!r}, {site[:32]!r})",
                 code="bad_origin",
-                hint="web pages cannot change anything here; use the command line or a program",
+                hint="web pages may not change anything here; use the command line or a program",
             )

@@ -85,7 +85,7 @@ class Catalog:
     def _read(self, body: Any) -> None:
         if not isinstance(body, dict) or body.get("version") != CATALOG_VERSION:
             version = body.get("version") if isinstance(body, dict) else None
-            raise self._bad(f"its version is {version!r}, this daemon reads {CATALOG_VERSION}")
+            raise self._bad(f"it has version {version!r}, and this daemon reads version {CATALOG_VERSION}")
         try:
             self.groups = body["groups"]
             for item in body["streams"]:
@@ -113,7 +113,7 @@ class Catalog:
         """Results and sessions are defined by the number of groups: it cannot change under them."""
         if self.streams and self.groups is not None and self.groups != groups:
             raise ConfigError(
-                f"{self.path} was made with groups = {self.groups}, the configuration says {groups}",
+                f"{self.path} was made with groups = {self.groups}, but the configuration says {groups}",
                 code="groups_changed",
                 hint=f"set groups = {self.groups}, or use another data_dir",
             )
@@ -168,5 +168,5 @@ class Catalog:
             raise ConfigError(
                 f"cannot write the catalog {self.path}: {error.strerror or error}",
                 code="catalog_io",
-                hint="free some space or mend the directory, then send the request again",
+                hint="free some space or repair the directory, then send the request again",
             ) from error

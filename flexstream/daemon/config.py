@@ -331,7 +331,7 @@ def resolve(
     for variable in sorted(environ):
         known = OTHER_VARIABLES | {setting.variable for setting in SETTINGS.values()}
         if variable.startswith(PREFIX) and variable not in known:
-            result.warnings.append(f"environment: {variable} is not a setting{_near(variable, known)}")
+            result.warnings.append(f"the environment has {variable}, which is not a setting{_near(variable, known)}")
     if not result.problems:
         _check_together(result)
     return result
@@ -378,7 +378,7 @@ def _parse(setting: Setting, raw: object, source: str, problems: list[ConfigErro
         return Resolved(setting, raw, source, value=setting.parse(raw))
     except ValueError as error:
         problem = ConfigError(
-            f"{setting.name} = {raw!r} (from {source}) is not usable",
+            f"{setting.name} = {raw!r} (from {source}) cannot be used",
             code="bad_setting",
             hint=f"give {error}",
         )
@@ -394,7 +394,7 @@ def _check_together(result: Resolution) -> None:
             result.problems.append(
                 ConfigError(
                     f"{name} = {join_address(*value[name])} (from {result.settings[name].source}) "
-                    "can be reached from other machines, but there is no token",
+                    "can be reached from other machines, but the daemon has no token",
                     code="token_needed",
                     hint="give --token-file FILE (`openssl rand -hex 32 > FILE`), or listen on 127.0.0.1",
                 )
@@ -402,7 +402,7 @@ def _check_together(result: Resolution) -> None:
     if value["control"][1] == value["data"][1] != 0:
         result.problems.append(
             ConfigError(
-                f"control and data are both on port {value['data'][1]}",
+                f"control and data both use port {value['data'][1]}",
                 code="same_port",
                 hint=f"use {CONTROL_PORT} for control and {DATA_PORT} for data",
             )
@@ -438,11 +438,13 @@ def _check_token(path: Path) -> None:
     """Of the daemon's own token file: nobody else reads it, and nobody guesses it. Raises ConfigError."""
     if len(read_token(path)) < MIN_TOKEN:
         raise ConfigError(
-            f"the token in {path} is short: at least {MIN_TOKEN} characters",
+            f"the token in {path} is too short: it needs at least {MIN_TOKEN} characters",
             code="bad_token_file",
             hint=f"make a new one: `openssl rand -hex 32 > {path}`",
         )
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
-            f"the token file {path} is open to others than its owner", code="bad_token_file", hint=f"chmod 600 {path}"
+            f"the token file {path} is open to users other than its owner",
+            code="bad_token_file",
+            hint=f"chmod 600 {path}",
         )

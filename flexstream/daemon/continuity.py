@@ -22,7 +22,7 @@ log = logging.getLogger("flexstream.daemon")
 
 
 class Continuity:
-    """Thread-safe. `crashed`: the daemon before this one did not end with a clean stop."""
+    """What a restart continues from. Thread-safe. `crashed`: the last daemon did not stop cleanly."""
 
     def __init__(self, catalog: Catalog, engine: EngineAPI, crashed: bool) -> None:
         self._catalog = catalog

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class EngineAPI(Protocol):
-    """All methods may be called from any thread and may block; the daemon calls them off its event loop."""
+    """What the daemon needs of an engine. Any thread may call the methods, which may block: the daemon calls them off
+    its event loop."""
 
     @property
     def groups(self) -> int: ...

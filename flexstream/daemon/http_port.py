@@ -45,7 +45,10 @@ class Connection:
 
 
 class HttpPort:
-    """`protocol` makes the protocol of a connection (aiohttp's server). All methods are for the event loop."""
+    """The listening HTTP port and its connections. `protocol` makes a connection's protocol (aiohttp's server).
+
+    All methods are for the event loop.
+    """
 
     def __init__(self, protocol: Callable[[], Any], most: int = MOST_CONNECTIONS) -> None:
         self._protocol = protocol
@@ -70,7 +73,7 @@ class HttpPort:
             raise ConfigError(
                 f"cannot listen on {join_address(host, port)} (HTTP): {error.strerror or error}",
                 code="control_port",
-                hint=f"`ss -ltnp sport = :{port}` tells who has it; --control chooses another",
+                hint=f"`ss -ltnp sport = :{port}` shows who uses it; --control chooses another",
             ) from error
         self.address = self._listeners[0].getsockname()[:2]
         self._look()

@@ -16,35 +16,35 @@ SESSION_STATES = ("live", "idle", "broken", "ended")
 
 # (key in the worker's status, metric, type, help)
 _WORKER = (
-    ("rows", "flexstream_worker_rows_total", "counter", "Rows received by the worker"),
-    ("bytes", "flexstream_worker_bytes_total", "counter", "Bytes received by the worker"),
-    ("receive_calls", "flexstream_worker_receive_calls_total", "counter", "Receive system calls"),
-    ("busy_share", "flexstream_worker_busy_share", "gauge", "Share of time spent on rows, 0 to 1"),
-    ("connections", "flexstream_worker_connections", "gauge", "Connections of the worker's groups"),
-    ("cpu_seconds", "flexstream_worker_cpu_seconds_total", "counter", "CPU time of the worker's thread"),
+    ("rows", "flexstream_worker_rows_total", "counter", "Rows that the worker has received"),
+    ("bytes", "flexstream_worker_bytes_total", "counter", "Bytes that the worker has received"),
+    ("receive_calls", "flexstream_worker_receive_calls_total", "counter", "Receive system calls of the worker"),
+    ("busy_share", "flexstream_worker_busy_share", "gauge", "Share of its time that goes to rows, 0 to 1"),
+    ("connections", "flexstream_worker_connections", "gauge", "Connections that the worker serves"),
+    ("cpu_seconds", "flexstream_worker_cpu_seconds_total", "counter", "CPU time that the worker's thread has used"),
     ("pinned", "flexstream_worker_pinned", "gauge", "1 when the worker is pinned to its core"),
-    ("stalled", "flexstream_worker_stalled", "gauge", "1 when the worker waits for room (status says why)"),
-    ("state_bytes", "flexstream_worker_state_bytes", "gauge", "Memory in use for window state"),
-    ("arena_bytes", "flexstream_worker_arena_bytes", "gauge", "Memory set aside for window state"),
+    ("stalled", "flexstream_worker_stalled", "gauge", "1 when the worker waits for room; the status says why"),
+    ("state_bytes", "flexstream_worker_state_bytes", "gauge", "Memory that window state uses"),
+    ("arena_bytes", "flexstream_worker_arena_bytes", "gauge", "Memory that is reserved for window state"),
 )
 _QUERY = (
-    ("rows", "flexstream_query_rows_total", "counter", "Rows that the query looked at"),
-    ("filtered", "flexstream_query_filtered_rows_total", "counter", "Rows that its filters left out"),
-    ("late", "flexstream_query_late_rows_total", "counter", "Rows too late for their window"),
-    ("windows_fired", "flexstream_query_windows_fired_total", "counter", "Windows fired, counted per group"),
+    ("rows", "flexstream_query_rows_total", "counter", "Rows that the query has looked at"),
+    ("filtered", "flexstream_query_filtered_rows_total", "counter", "Rows that the query's filters removed"),
+    ("late", "flexstream_query_late_rows_total", "counter", "Rows that came too late for their window"),
+    ("windows_fired", "flexstream_query_windows_fired_total", "counter", "Windows that have fired, counted per group"),
     ("results", "flexstream_query_results_total", "counter", "Result rows"),
     (
         "incomplete_results",
         "flexstream_query_incomplete_results_total",
         "counter",
-        "Result rows of windows that may lack rows lost by a stop or a crash",
+        "Result rows of windows that may have lost rows in a stop or a crash",
     ),
-    ("nan_results", "flexstream_query_nan_results_total", "counter", "Result rows with an aggregate that is NaN"),
-    ("output_bytes", "flexstream_query_output_bytes", "gauge", "Memory for results on their way to the log"),
+    ("nan_results", "flexstream_query_nan_results_total", "counter", "Result rows in which an aggregate is NaN"),
+    ("output_bytes", "flexstream_query_output_bytes", "gauge", "Memory of results that are on their way to the log"),
     ("open_windows", "flexstream_query_open_windows", "gauge", "Windows that have not fired yet"),
 )
 _LATE_LOG = (
-    ("first_offset", "flexstream_query_late_rows_dropped_total", "counter", "Late rows that are not kept any more"),
+    ("first_offset", "flexstream_query_late_rows_dropped_total", "counter", "Late rows that were dropped to make room"),
     ("bytes", "flexstream_late_log_bytes", "gauge", "Size of the log of late rows"),
 )
 _LOG = (
@@ -55,24 +55,24 @@ _LOG = (
 )
 _REBALANCE = (
     ("automatic", "flexstream_rebalance_automatic", "gauge", "1 when groups move by themselves"),
-    ("moves", "flexstream_moves_total", "counter", "Groups that were moved to another worker"),
-    ("imbalance_percent", "flexstream_imbalance_percent", "gauge", "Worst worker's distance from its fair share"),
-    ("nic_errors", "flexstream_moves_nic_errors_total", "counter", "Times that the NIC did not follow a move"),
+    ("moves", "flexstream_moves_total", "counter", "Groups that have moved to another worker"),
+    ("imbalance_percent", "flexstream_imbalance_percent", "gauge", "How far the worst worker is from its fair share"),
+    ("nic_errors", "flexstream_moves_nic_errors_total", "counter", "Moves that the NIC's table did not follow"),
 )
 _CONNECTIONS = (
     ("open", "flexstream_connections_open", "gauge", "Open data connections"),
     ("accepted", "flexstream_connections_accepted_total", "counter", "Connections accepted"),
-    ("pending_hello", "flexstream_connections_pending_hello", "gauge", "Connections before their HELLO"),
+    ("pending_hello", "flexstream_connections_pending_hello", "gauge", "Connections that have sent no HELLO yet"),
     ("leaving", "flexstream_connections_leaving", "gauge", "Refused connections that may still read why"),
     (
         "misaligned",
         "flexstream_connections_misaligned_total",
         "counter",
-        "Connections that did not arrive at their worker",
+        "Connections that arrived at another core than their worker's",
     ),
-    ("aligned", "flexstream_connections_aligned_total", "counter", "Connections that arrived at their worker"),
-    ("alignment", "flexstream_alignment_ratio", "gauge", "Aligned connections among those that are open, 0 to 1"),
-    ("behind_nat", "flexstream_connections_behind_nat_total", "counter", "Connections whose port NAT changed"),
+    ("aligned", "flexstream_connections_aligned_total", "counter", "Connections that arrived at their worker's core"),
+    ("alignment", "flexstream_alignment_ratio", "gauge", "Share of open connections that are aligned, 0 to 1"),
+    ("behind_nat", "flexstream_connections_behind_nat_total", "counter", "Connections whose port NAT has changed"),
 )
 
 
@@ -120,7 +120,7 @@ def render(status: Mapping[str, Any]) -> str:
         except Exception:
             log.exception("metrics_part_failed", extra={"fields": {"part": name}})
             failed.append(name)
-    help_text = "1 for each part of the status that could not be made (the status and the log say why)"
+    help_text = "1 for each part of the status that failed; the status and the log say why"
     for name in failed:
         page.add("flexstream_status_part_failed", "gauge", help_text, 1, part=name)
     return page.text()
@@ -128,10 +128,10 @@ def render(status: Mapping[str, Any]) -> str:
 
 def _engine(page: Page, status: Mapping[str, Any]) -> None:
     page.add("flexstream_uptime_seconds", "gauge", "Seconds since the engine started", status.get("uptime_s"))
-    page.add("flexstream_groups", "gauge", "Key groups of the engine", status.get("groups"))
+    page.add("flexstream_groups", "gauge", "Number of key groups", status.get("groups"))
     for state in ENGINE_STATES:
         page.add(
-            "flexstream_state", "gauge", "1 for the state it is in", status.get("state") == state, state=state
+            "flexstream_state", "gauge", "1 for the engine's state", status.get("state") == state, state=state
         )
     for group, worker in enumerate(status.get("placement") or []):
         page.add("flexstream_group_worker", "gauge", "Worker that owns the group", worker, group=group)
@@ -162,34 +162,34 @@ def _connections(page: Page, status: Mapping[str, Any]) -> None:
 def _nic(page: Page, status: Mapping[str, Any]) -> None:
     if nic := status.get("nic"):
         labels = {"kind": nic.get("kind", "?"), "device": nic.get("device") or ""}
-        help_text = "1 when producers can steer by its table"
+        help_text = "1 when producers can choose their ports by the NIC's table"
         page.add("flexstream_nic_aligned", "gauge", help_text, nic.get("aligned"), **labels)
         for state in NIC_STATES if "state" in nic else ():
-            help_text = "1 for what live connections say about the table"
+            help_text = "1 for the state of the NIC's table, as live connections show it"
             page.add("flexstream_nic_state", "gauge", help_text, nic["state"] == state, **labels, state=state)
         if "drift" in nic:
             changes = len(nic["drift"] or ())
-            page.add("flexstream_nic_drift", "gauge", "Changes that somebody else made", changes, **labels)
-        page.add("flexstream_nic_fallbacks_total", "counter", "Implementations given up", nic.get("fallbacks"))
+            page.add("flexstream_nic_drift", "gauge", "Settings that somebody else has changed", changes, **labels)
+        page.add("flexstream_nic_fallbacks_total", "counter", "NIC implementations given up", nic.get("fallbacks"))
 
 
 def _rebalance(page: Page, status: Mapping[str, Any]) -> None:
     rebalance = status.get("rebalance") or {}
     page.table(_REBALANCE, rebalance)
     last = rebalance.get("last") or {}
-    page.add("flexstream_last_move_ms", "gauge", "How long the last moves took, all steps", last.get("took_ms"))
+    page.add("flexstream_last_move_ms", "gauge", "How long the last moves took, with all steps", last.get("took_ms"))
     if "under_way" in rebalance:
-        page.add("flexstream_moves_under_way", "gauge", "Groups on the move", len(rebalance["under_way"]))
+        page.add("flexstream_moves_under_way", "gauge", "Groups that are moving now", len(rebalance["under_way"]))
         page.add("flexstream_frozen_groups", "gauge", "Groups that may not move", len(rebalance["frozen"]))
-        page.add("flexstream_split_groups", "gauge", "Groups served by several workers", len(rebalance["split"]))
+        page.add("flexstream_split_groups", "gauge", "Groups that several workers serve", len(rebalance["split"]))
     for worker in rebalance.get("workers") or []:
         labels = {"worker": worker.get("worker")}
         page.add("flexstream_worker_active", "gauge", "0 when the worker is drained", worker.get("active"), **labels)
         waiting = worker.get("waiting_rows")
-        page.add("flexstream_worker_waiting_rows", "gauge", "Rows that wait for the worker", waiting, **labels)
+        page.add("flexstream_worker_waiting_rows", "gauge", "Rows that are waiting for the worker", waiting, **labels)
     for hot in rebalance.get("hot") or []:
         labels = {"group": hot.get("group"), "worker": hot.get("worker")}
-        help_text = "Share of its worker's rows that a hot group has"
+        help_text = "Share of its worker's rows that belong to the hot group"
         page.add("flexstream_hot_group_percent", "gauge", help_text, hot.get("percent"), **labels)
 
 
@@ -197,19 +197,19 @@ def _stream(page: Page, name: str, stream: Mapping[str, Any]) -> None:
     for part, rows in (stream.get("ledger") or {}).items():
         help_text = "The ledger: received = accepted + rejected + staged + in_flight"
         page.add("flexstream_stream_rows", "gauge", help_text, rows, stream=name, part=part)
-    help_text = "Accepted rows that came when the stream had no query"
+    help_text = "Rows that were accepted while the stream had no query"
     page.add("flexstream_stream_unqueried_rows_total", "counter", help_text, stream.get("unqueried"), stream=name)
     for group, rows in enumerate(stream.get("groups") or []):
         page.add(
-            "flexstream_group_rows_total", "counter", "Rows of the group", rows, stream=name, group=group
+            "flexstream_group_rows_total", "counter", "Rows in the group", rows, stream=name, group=group
         )
     for end, value in (stream.get("watermark") or {}).items():
-        help_text = "Lowest and highest watermark of the groups, in units of the time field"
+        help_text = "Lowest and highest watermark of the groups, in the time field's unit"
         page.add("flexstream_stream_watermark", "gauge", help_text, value, stream=name, end=end)
-    help_text = "Groups that have no watermark yet: none of their windows fires"
+    help_text = "Groups that have no watermark yet, so that none of their windows fires"
     without = stream.get("groups_without_watermark")
     page.add("flexstream_stream_groups_without_watermark", "gauge", help_text, without, stream=name)
-    help_text = "Watermarks further ahead of the clock than max_future, per worker: they counted as the clock's time"
+    help_text = "Watermarks too far ahead of the clock (max_future), per worker: the clock's time replaced them"
     capped = stream.get("watermarks_capped")
     page.add("flexstream_stream_watermarks_capped_total", "counter", help_text, capped, stream=name)
     for holder in stream.get("held_by") or []:
@@ -218,12 +218,12 @@ def _stream(page: Page, name: str, stream: Mapping[str, Any]) -> None:
         page.add("flexstream_stream_held_by", "gauge", help_text, holder.get("watermark"), **labels)
     for how in ("ended", "expired"):
         count = stream.get(f"sessions_{how}")
-        help_text = "Producers that said end of stream, or broke and did not come back"
+        help_text = "Producers that ended their stream, or broke and did not come back"
         page.add("flexstream_sessions_closed_total", "counter", help_text, count, stream=name, how=how)
     sessions = stream.get("sessions") or []
     for state in SESSION_STATES:
         count = sum(1 for session in sessions if session.get("state") == state)
-        page.add("flexstream_sessions", "gauge", "Producers by state", count, stream=name, state=state)
+        page.add("flexstream_sessions", "gauge", "Sessions of producers, by state", count, stream=name, state=state)
     for session in sessions:
         labels = {"stream": name, "producer": session.get("producer")}
         for key in ("connections", "epoch", "watermark"):
@@ -241,13 +241,13 @@ def _query(page: Page, name: str, query: Mapping[str, Any]) -> None:
         **labels,
     )
     variant = query.get("variant", "?")
-    page.add("flexstream_query_variant", "gauge", "1 for the variant that runs", 1, **labels, variant=variant)
+    page.add("flexstream_query_variant", "gauge", "1 for the variant that runs the query", 1, **labels, variant=variant)
     page.table(_QUERY, query, **labels)
     for part, rows in (query.get("ledger") or {}).items():
         help_text = "The ledger: accepted = applied + filtered + late + rejected + in_flight"
         page.add("flexstream_query_rows", "gauge", help_text, rows, **labels, part=part)
     for reason, rows in (query.get("rejected") or {}).items():
-        help_text = "Rows that an expression failed on"
+        help_text = "Rows for which an expression failed"
         page.add("flexstream_query_rejected_rows_total", "counter", help_text, rows, **labels, reason=reason)
     page.table(_LOG, query.get("log") or {}, query=name)
     page.table(_LATE_LOG, query.get("late_log") or {}, query=name)
@@ -258,27 +258,27 @@ def _stages(page: Page, status: Mapping[str, Any]) -> None:
     for state in ("open", "finished", "committed"):
         page.add("flexstream_stages", "gauge", "Stages by state", stages.get(state), state=state)
     for key, name, help_text in (
-        ("bytes", "stage_bytes", "Bytes of rows in stages, those that are kept included"),
-        ("used_bytes", "stage_used_bytes", "What stages that are not applied take, on the disk and in memory"),
-        ("limit_bytes", "stage_limit_bytes", "Bound on what stages that are not applied may take"),
-        ("block_bytes", "stage_block_bytes", "Memory of blocks that are being received"),
-        ("remembered_queries", "stage_remembered_queries", "Sinks' queries whose batches may be repeated"),
-        ("held_back", "stage_held_back", "Producers that wait because the bound is reached"),
-        ("kept_batches", "stage_kept_batches", "Committed batches whose windows are not all in the result log"),
+        ("bytes", "stage_bytes", "Bytes of rows in stages, including those that are kept after they were applied"),
+        ("used_bytes", "stage_used_bytes", "Disk and memory that stages use before they are applied"),
+        ("limit_bytes", "stage_limit_bytes", "Limit on what stages may use before they are applied"),
+        ("block_bytes", "stage_block_bytes", "Memory of the blocks that are being received"),
+        ("remembered_queries", "stage_remembered_queries", "Queries of sinks whose batches may still be repeated"),
+        ("held_back", "stage_held_back", "Producers that wait because the limit is reached"),
+        ("kept_batches", "stage_kept_batches", "Committed batches whose windows are not all in the result log yet"),
         ("connections", "stage_connections", "Open staging connections"),
         ("failed", "stage_failed", "1 when a committed batch could not be applied"),
     ):
         page.add(f"flexstream_{name}", "gauge", help_text, stages.get(key))
     aside = stages.get("set_aside") or []
-    page.add("flexstream_batches_set_aside", "gauge", "Committed batches that are not applied", len(aside))
+    page.add("flexstream_batches_set_aside", "gauge", "Committed batches that were set aside", len(aside))
     page.add("flexstream_stages_expired_total", "counter", "Stages that no commit named in time", stages.get("expired"))
 
 
 def _latency(page: Page, status: Mapping[str, Any]) -> None:
     latency = status.get("latency") or {}
-    help_text = "From marker sent to result observed"
+    help_text = "Time from when a marker was sent to when its result was seen"
     page.add("flexstream_latency_markers_total", "counter", "Markers measured", latency.get("count"))
-    ignored = "Markers whose time is in the future, or more than a day old"
+    ignored = "Markers that were ignored: their time is in the future, or more than a day old"
     page.add("flexstream_latency_markers_ignored_total", "counter", ignored, latency.get("ignored"))
     for key, quantile in (("p50_ms", "0.5"), ("p99_ms", "0.99"), ("max_ms", "1")):
         page.add("flexstream_latency_ms", "gauge", help_text, latency.get(key), quantile=quantile)
@@ -300,8 +300,8 @@ def _daemon(page: Page, status: Mapping[str, Any]) -> None:
     for key, help_text in (
         ("http_connections", "Open HTTP connections"),
         ("result_readers", "Open result streams"),
-        ("log_lines_suppressed", "Log lines left out by the rate limit"),
-        ("catalog_failed", "Streams and queries of the catalog that did not come back"),
+        ("log_lines_suppressed", "Log lines that the rate limit left out"),
+        ("catalog_failed", "Streams and queries of the catalog that failed to start"),
     ):
         value = daemon.get(key)
         page.add(f"flexstream_{key}", "gauge", help_text, len(value) if isinstance(value, dict) else value)

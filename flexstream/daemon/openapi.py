@@ -24,32 +24,32 @@ PRODUCER: Json = {"name": "producer", "in": "path", "required": True, "schema": 
 KIND: Json = {
     "name": "kind",
     "in": "query",
-    "description": "Which one, where a producer and a sink have the same name.",
+    "description": "Which session, if a producer and a sink have the same name.",
     "schema": {"type": "string", "enum": ["any", *KINDS], "default": "any"},
 }
 OFFSET: Json = {
     "name": "offset",
     "in": "query",
-    "description": "First row wanted. Without it: the oldest row that is still there.",
+    "description": "The first row that you want. By default the oldest row in the log.",
     "schema": {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET},
 }
 LIMIT: Json = {
     "name": "limit",
     "in": "query",
-    "description": "At most so many rows.",
+    "description": "The largest number of rows to send.",
     "schema": {"type": "integer", "minimum": 1, "maximum": MAX_OFFSET},
 }
 PARTS: Json = {
     "name": "parts",
     "in": "query",
-    "description": "Divide the results by group into so many parts, of which `part` is sent. "
+    "description": "Divide the results by group into this many parts, and send only `part`. "
     "Offset and limit count the rows of all parts.",
     "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PARTS, "default": 1},
 }
 PART: Json = {
     "name": "part",
     "in": "query",
-    "description": "The rows whose group mod `parts` is this.",
+    "description": "Send the rows whose group mod `parts` is this number.",
     "schema": {"type": "integer", "minimum": 0, "maximum": MAX_PARTS - 1, "default": 0},
 }
 FORMAT: Json = {
@@ -113,9 +113,9 @@ def _rows(description: str) -> Json:
             name: {"description": text, "schema": {"type": "integer"}}
             for name, text in (
                 ("X-FlexStream-First-Offset", "oldest row in the log when the reply began"),
-                ("X-FlexStream-Next-Offset", "offset of the next row to come when the reply began"),
+                ("X-FlexStream-Next-Offset", "offset that the next row would get when the reply began"),
                 ("X-FlexStream-Generation", "how many queries have had this name; the newest wrote the last rows"),
-                ("X-FlexStream-Generation-Offset", "the first row of the newest of them"),
+                ("X-FlexStream-Generation-Offset", "the first row of the newest of these queries"),
             )
         },
     }
@@ -141,7 +141,7 @@ def _paths() -> Json:
             ),
             "post": _operation(
                 "addStream",
-                "Add a stream; the same definition again is no error",
+                "Add a stream; adding the same definition again is not an error",
                 {"201": stream, "200": stream},
                 body="Stream",
             ),
@@ -149,7 +149,7 @@ def _paths() -> Json:
         "/v1/streams/{name}": {
             "get": _operation(
                 "showStream",
-                "One stream: what a producer asks first",
+                "Show one stream; a producer asks this first",
                 {"200": stream, "404": ERROR},
                 parameters=[NAME],
             )
@@ -157,7 +157,7 @@ def _paths() -> Json:
         "/v1/streams/{name}/sessions": {
             "get": _operation(
                 "listSessions",
-                "Its producers: state, watermark, connections",
+                "List the stream's producers: state, watermark, connections",
                 {"200": _json("The sessions that have not ended", _ref("SessionsReply")), "404": ERROR},
                 parameters=[NAME],
             )
@@ -165,7 +165,7 @@ def _paths() -> Json:
         "/v1/streams/{name}/sessions/{producer}": {
             "delete": _operation(
                 "endSession",
-                "End a session that holds or poisons the stream; its rows so far count",
+                "End a session that holds back or poisons the stream; its rows so far count",
                 {"200": _json("Ended", _ref("SessionReply")), "404": ERROR, "409": ERROR},
                 parameters=[NAME, PRODUCER, KIND],
             )
@@ -202,7 +202,7 @@ def _paths() -> Json:
         "/v1/queries/{name}/results": {
             "get": _operation(
                 "readResults",
-                "Result rows by offset, as an Arrow IPC stream or JSON lines",
+                "Read result rows by offset, as an Arrow IPC stream or JSON lines",
                 {"200": _rows("The rows"), "404": ERROR, "410": ERROR, "503": ERROR},
                 parameters=[NAME, OFFSET, LIMIT, FORMAT, FOLLOW, PARTS, PART],
             )
@@ -210,7 +210,7 @@ def _paths() -> Json:
         "/v1/queries/{name}/late": {
             "get": _operation(
                 "readLate",
-                "Rows that came too late for their window: the stream's columns and the watermark then",
+                "Read rows that came too late for their window: the stream's columns, and the watermark at that time",
                 {"200": _rows("The rows"), "404": ERROR, "410": ERROR, "503": ERROR},
                 parameters=[NAME, OFFSET, LIMIT, FORMAT, FOLLOW],
             )
@@ -221,7 +221,7 @@ def _paths() -> Json:
         "/v1/stages/{stage}": {
             "delete": _operation(
                 "dropStage",
-                "Fence a stage and drop its rows; one that was committed stays",
+                "Fence a stage and drop its rows; a committed stage stays",
                 {"200": _json("What it was", _ref("DropReply"))},
                 parameters=[STAGE],
             )
@@ -230,19 +230,19 @@ def _paths() -> Json:
             "post": _operation(
                 "commit",
                 "Apply exactly these stages, all or none, once per (sink, query, batch)",
-                {"200": _json("Applied, or applied before", _ref("CommitReply"))},
+                {"200": _json("The batch was applied, now or before", _ref("CommitReply"))},
                 body="Commit",
             )
         },
         "/v1/nic": {
             "get": _operation(
-                "showNic", "The receive side of the machine", {"200": _json("The NIC", {"type": "object"})}
+                "showNic", "Show the receive side of the machine", {"200": _json("The NIC", {"type": "object"})}
             )
         },
         **_rebalance_paths(),
         "/v1/status": {
             "get": _operation(
-                "status", "Everything that is counted", {"200": _json("The status", {"type": "object"})}
+                "status", "Show everything that the daemon counts", {"200": _json("The status", {"type": "object"})}
             )
         },
         "/healthz": {
@@ -276,32 +276,32 @@ def _rebalance_paths() -> Json:
     most: Json = {
         "name": "limit",
         "in": "query",
-        "description": "The last so many.",
+        "description": "Show only this many, the newest ones.",
         "schema": {"type": "integer", "minimum": 1, "maximum": 256},
     }
     entries = {"type": "array", "items": _ref("Rebalanced")}
     orders = {
         "apply": ("applyPlan", "Make a plan and carry it out now", "Nothing"),
-        "auto": ("setAutomatic", "Automatic moves on or off", "OnOff"),
-        "freeze": ("freezeGroups", "Groups (all without a list) that stay where they are, or no longer", "Freeze"),
+        "auto": ("setAutomatic", "Switch automatic moves on or off", "OnOff"),
+        "freeze": ("freezeGroups", "Freeze groups (without a list: all), or let them move again", "Freeze"),
         "move": ("moveGroup", "Move one group to a worker", "MoveGroup"),
-        "split": ("splitGroup", "Let further workers serve a group's connections beside its owner", "SplitGroup"),
-        "unsplit": ("unsplitGroup", "The owner serves all connections of the group again", "OneGroup"),
-        "drain": ("drainWorker", "All groups of a worker go to the others; it gets none", "OneWorker"),
-        "add": ("addWorker", "A drained worker is active again and gets its share", "OneWorker"),
+        "split": ("splitGroup", "Let other workers serve connections of a group beside its owner", "SplitGroup"),
+        "unsplit": ("unsplitGroup", "Give all connections of a group back to its owner", "OneGroup"),
+        "drain": ("drainWorker", "Move all groups of a worker to the others; it gets no new ones", "OneWorker"),
+        "add": ("addWorker", "Make a drained worker active again; it gets its share of the groups", "OneWorker"),
     }
     return {
         "/v1/rebalance": {
             "get": _operation(
                 "showPlacement",
-                "Which worker owns which group, how loaded they are, which groups and keys are hot",
+                "Show which worker owns which group, how loaded workers are, and which groups and keys are hot",
                 {"200": _json("The placement", _ref("Placement"))},
             )
         },
         "/v1/rebalance/history": {
             "get": _operation(
                 "rebalanceHistory",
-                "Decisions and orders with their numbers, the oldest first",
+                "List decisions and commands with their numbers, the oldest first",
                 {"200": _json("The history", _object(history=entries))},
                 parameters=[most],
             )
@@ -309,7 +309,7 @@ def _rebalance_paths() -> Json:
         "/v1/rebalance/plan": {
             "post": _operation(
                 "planMoves",
-                "What would move now; changes nothing",
+                "Show what would move now, without moving it",
                 {"200": _json("The plan", _ref("MovePlan"))},
                 body="Nothing",
             )
@@ -397,7 +397,7 @@ def _rebalance_schemas() -> Json:
             too_hot={
                 "type": "array",
                 "items": {"type": "object"},
-                "description": "groups that neither a placement nor a split helps, with connection and key",
+                "description": "groups that no placement and no split can relieve, with connection and key",
             },
         ),
         "Rebalanced": _object(
@@ -408,7 +408,7 @@ def _rebalance_schemas() -> Json:
             repeated=whole,
             moved=moved,
             took_ms={"type": ["number", "null"]},
-            latency={"type": ["object", "null"], "description": "of the markers seen during the moves"},
+            latency={"type": ["object", "null"], "description": "of the markers that were seen during the moves"},
         ),
         "MovePlan": _object(
             plan=steps,
@@ -457,7 +457,7 @@ def _schemas() -> Json:
                 "max_disorder": {"type": "string", "examples": ["0ms", "5s"]},
                 "max_future": {
                     "type": "string",
-                    "description": "how far ahead of the clock rows may be; without it: as the daemon is set",
+                    "description": "how far ahead of the clock rows may be; by default the daemon's setting",
                     "examples": ["1d", "off"],
                 },
             },
@@ -485,12 +485,15 @@ def _schemas() -> Json:
                 "stages": {"type": "array", "items": {"type": "object"}},
                 "limit_bytes": whole,
                 "held_back": {**whole, "description": "producers that wait because limit_bytes is reached"},
-                "kept_batches": {**whole, "description": "applied, and their windows not all in the result log"},
-                "remembered_queries": {**whole, "description": "(sink, query) pairs whose batches may be repeated"},
+                "kept_batches": {
+                    **whole,
+                    "description": "applied batches whose windows are not all in the result log yet",
+                },
+                "remembered_queries": {**whole, "description": "pairs (sink, query) whose batches may be repeated"},
                 "failed": {"type": "object", "description": "batches that could not be applied, and why"},
                 "set_aside": {
                     "type": "array",
-                    "description": "batches that the daemon died of each time; their files are kept",
+                    "description": "batches that killed the daemon each time it applied them; their files are kept",
                     "items": {"type": "object"},
                 },
             },
@@ -509,7 +512,7 @@ def _schemas() -> Json:
                 "batch": {"type": ["integer", "null"], "minimum": 0},
                 "stages": {
                     "type": "array",
-                    "description": "receipts of `Producer.finish_stage()`; counts that are given must agree",
+                    "description": "receipts of `Producer.finish_stage()`; if they have counts, the counts must agree",
                     "items": {
                         "type": "object",
                         "required": ["stage", "rows"],
@@ -517,11 +520,11 @@ def _schemas() -> Json:
                     },
                 },
                 "stream": {**text, "description": "needed to end a sink without rows"},
-                "end": {"type": "boolean", "description": "the sink has ended: its windows need not wait for it"},
+                "end": {"type": "boolean", "description": "the sink has ended: windows do not wait for it"},
                 "remember_s": {
                     "type": "number",
                     "exclusiveMinimum": 0,
-                    "description": "how long after the query's last batch one may come again; 90 days by default",
+                    "description": "how long after the query's last batch a batch may be repeated; 90 days by default",
                 },
             },
             "additionalProperties": False,
@@ -547,12 +550,12 @@ def document() -> Json:
         "paths": _paths(),
         "components": {
             "schemas": _schemas(),
-            "responses": {"Error": _json("What was wrong and what to do", _ref("Error"))},
+            "responses": {"Error": _json("What went wrong and what to do", _ref("Error"))},
             "securitySchemes": {
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "The token of --token-file, on every request if the daemon has one.",
+                    "description": "The token in --token-file; if the daemon has one, every request must carry it.",
                 }
             },
         },

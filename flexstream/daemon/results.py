@@ -60,9 +60,9 @@ class Readers:
         full = self.open >= self.limit or theirs >= many
         if full or (follow and (following >= many or self._open[peer, True] >= half)):
             raise ApiError(
-                f"{self.open} result streams are open already, {theirs} of them to {peer}",
+                f"{self.open} result streams are already open, {theirs} of them to {peer}",
                 code="too_many_readers",
-                hint="close some (`follow=1` holds one each), or read without follow",
+                hint="close some (each `follow=1` holds one), or read without follow",
             )
         self._open[peer, follow] += 1
         try:

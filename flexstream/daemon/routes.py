@@ -89,7 +89,7 @@ class Routes:
         known = self._engine.streams.get(stream.name)
         if known is not None and known != stream:
             raise ApiError(
-                f"there is a stream {stream.name!r} already, with another definition",
+                f"there is already a stream {stream.name!r} with another definition",
                 code="stream_exists",
                 hint="give the new one another name",
             )
@@ -138,7 +138,7 @@ class Routes:
         known = self._engine.queries.get(query.name)
         if known is not None and await self._daemon.threads.run("changes", known.to_json) != text:
             raise ApiError(
-                f"there is a query {query.name!r} already, with another plan",
+                f"there is already a query {query.name!r} with another plan",
                 code="query_exists",
                 hint="cancel it first, or give the new one another name",
             )
@@ -147,7 +147,7 @@ class Routes:
             raise SchemaError(
                 f"query {query.name!r} was built on another definition of stream {stream.name!r}",
                 code="stream_mismatch",
-                hint=f"build it on the one that GET /v1/streams/{stream.name} shows",
+                hint=f"build it on the definition that GET /v1/streams/{stream.name} shows",
             )
         if known is None:
             await self._daemon.submit_query(query)
@@ -234,7 +234,7 @@ class Routes:
     async def _json(self, request: web.Request) -> Any:
         if request.content_type != "application/json":  # also keeps out forms that a web page may send
             raise ApiError(
-                f"the body's type is {request.content_type}",
+                f"the body has type {request.content_type}, not application/json",
                 code="bad_content_type",
                 hint="send JSON with Content-Type: application/json",
             )
@@ -262,7 +262,7 @@ def read_plan(body: Any) -> tuple[Query, str]:
         raise ApiError(
             f"the plan has more than {MAX_PLAN_VALUES} values",
             code="plan_too_large",
-            hint="make several queries of it; a long list of alternatives is a column that the producer computes",
+            hint="split it; let the producer compute a column instead of a long list of alternatives",
         )
     query = Query.from_json(json.dumps(body))
     query.bound()

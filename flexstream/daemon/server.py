@@ -64,7 +64,7 @@ class Daemon:
     ) -> None:
         self.engine = engine
         self.readers = Readers()
-        self.not_ready: str | None = "the catalog is being read"
+        self.not_ready: str | None = "the daemon is reading its catalog"
         self.catalog_failed: dict[str, str] = {}
         self.drained = False  # True after a stop that processed all that had been received
         self.control_address: tuple[str, int] | None = None
@@ -110,7 +110,7 @@ class Daemon:
             fields = {"method": request.method, "path": request.path}
             log.exception("request_failed", extra={"fields": fields})
             problem = ApiError(
-                f"the daemon failed at this request: {type(error).__name__}: {error}",
+                f"the daemon failed to answer this request: {type(error).__name__}: {error}",
                 code="internal",
                 hint="its log has the details; please report it",
             )
@@ -246,7 +246,7 @@ class Daemon:
             problem = f"the engine has not answered for {HEALTH_TIMEOUT_S:g} s"
         except Exception as error:
             log.exception("health_failed")
-            problem = f"its health could not be told: {type(error).__name__}: {error}"
+            problem = f"the health check failed: {type(error).__name__}: {error}"
         return {"state": "unknown", "problem": problem, "not_ready": None}
 
     async def status(self) -> dict[str, Any]:

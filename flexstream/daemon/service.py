@@ -128,17 +128,17 @@ def _say_stopped(daemon: Daemon, windows: list[Any], as_json: bool) -> None:
         _print(json.dumps(facts))
         return
     done = (
-        "everything received was processed" if daemon.drained else "draining took too long, rows were dropped"
+        "every received row was processed" if daemon.drained else "draining took too long, and rows were dropped"
     )
     if not windows:
         _print(f"flexstream stopped: {done}, no window was open")
         return
-    _print(f"flexstream stopped: {done}; windows had not fired yet, and a restart has only their committed rows:")
+    _print(f"flexstream stopped: {done}; these windows had not fired, and only their committed rows survive:")
     for window in windows[:SHOWN_WINDOWS]:
         _print(f"  {describe_window(window, daemon.engine.queries)}")
     if len(windows) > SHOWN_WINDOWS:
         _print(f"  and {len(windows) - SHOWN_WINDOWS} more")
-    _print("  (rows that came without a commit must be sent again: until there are checkpoints a stop loses them)")
+    _print("  (send their other rows again: without checkpoints, which do not exist yet, a stop loses them)")
 
 
 def describe_window(window: Any, queries: Mapping[str, Query]) -> str:

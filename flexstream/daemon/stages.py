@@ -57,14 +57,14 @@ class StageRoutes:
         Params(request)
         stage = request.match_info["stage"]
         if len(stage) > MAX_NAME:
-            raise ApiError("the name of the stage is too long", code="bad_stage", hint="give its UUID")
+            raise ApiError("the stage's name is too long", code="bad_stage", hint="give its UUID")
         return web.json_response(await asyncio.to_thread(self._engine.staging.drop, stage))
 
     async def commit(self, request: web.Request) -> web.Response:
         Params(request)
         _check_type(request)
         if self._commits >= MAX_COMMITS:
-            raise _busy(f"{self._commits} commits are under way")
+            raise _busy(f"{self._commits} commits are in progress")
         self._commits += 1
         try:
             # A client that goes away does not stop it half-way.
@@ -92,7 +92,7 @@ class StageRoutes:
                     if len(data) > MAX_BODY_BYTES:
                         raise _too_large(f"more than {MAX_BODY_BYTES} bytes")
                     if self._body_bytes > MAX_BODIES_BYTES:
-                        raise _busy(f"commits that are under way have {self._body_bytes} bytes")
+                        raise _busy(f"the commits in progress have {self._body_bytes} bytes")
         except TimeoutError:
             raise ApiError(
                 f"the body did not arrive in {BODY_TIMEOUT_S:.0f} s", code="slow_body", hint="send it again"
@@ -114,7 +114,7 @@ class StageRoutes:
 def _check_type(request: web.Request) -> None:
     if request.content_type != "application/json":
         raise ApiError(
-            f"the body's type is {request.content_type}",
+            f"the body has type {request.content_type}, not application/json",
             code="bad_content_type",
             hint="send JSON with Content-Type: application/json",
         )
@@ -125,7 +125,7 @@ def _too_large(what: str) -> ApiError:
 
 
 def _busy(what: str) -> ApiError:
-    return ApiError(f"{what}: no more are taken now", code="too_many_commits", hint="commit again in a while")
+    return ApiError(f"{what}: the daemon takes no more now", code="too_many_commits", hint="commit again in a while")
 
 
 def _check(body: Any) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _check(body: Any) -> dict[str, Any]:
     if not _whole(batch) and not (batch is None and end and not receipts):
         raise _bad("batch", batch, "a whole number from 0 (null only to end a sink without rows)")
     if end and stream is None and not receipts:
-        raise _bad("stream", stream, "the stream that the sink has ended on")
+        raise _bad("stream", stream, "the stream on which the sink has ended")
     remember_s = body.get("remember_s", DEFAULT_REMEMBER_S)
     if isinstance(remember_s, bool) or not isinstance(remember_s, int | float) or not 0 < remember_s <= MAX_REMEMBER_S:
         raise _bad("remember_s", remember_s, f"seconds above 0 and up to {MAX_REMEMBER_S:.0f}")
@@ -168,4 +168,4 @@ def _whole(value: object) -> bool:
 
 
 def _bad(name: str, value: object, expected: str) -> ApiError:
-    return ApiError(f"{name} = {value!r:.80} is not usable", code="bad_commit", hint=f"give {expected}")
+    return ApiError(f"{name} = {value!r:.80} cannot be used", code="bad_commit", hint=f"give {expected}")

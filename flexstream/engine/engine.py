@@ -57,14 +57,14 @@ class Engine:
 
     workers: how many, or the list of cores to pin them to. groups: G, the number of key groups. data_dir: where
     result logs live (None: in memory). listen: "host:port" of the data port (port 0: any; None: no port); other
-    hosts than loopback need `token`. idle_timeout_s: a producer silent for so long stops holding the watermark.
-    session_timeout_s: a producer whose connection broke is waited for so long. state_memory_bytes: cap on window
+    hosts than loopback need `token`. idle_timeout_s: a producer silent for this long stops holding the watermark.
+    session_timeout_s: how long windows wait for a producer whose connection broke. state_memory_bytes: cap on window
     state over all workers; rows that need a new key past it are rejected and counted. pin=False leaves the
-    threads to the scheduler. expected_producers: nothing fires before so many have registered. compile: "auto"
+    threads to the scheduler. expected_producers: no window fires before this many have registered. compile: "auto"
     compiles queries to native code in the background, "off" does not, "require" makes submit() wait and raise.
-    late_bytes: the most late rows that are kept of a stream's queries, the oldest go first (None: all).
+    late_bytes: how many bytes of late rows a stream's queries keep; the oldest go first (None: keep all).
     stage_limit_bytes, stage_timeout_s: bound on staged rows, and on how long they wait for a commit.
-    balance: "auto" (the default with several workers) moves groups as the load asks for it, "off" when told to.
+    balance: "auto" (the default with several workers) moves groups as the load demands, "off" only on command.
     max_future: rows further ahead of the clock are rejected, unless their stream says otherwise (None: no bound).
 
     All methods are thread-safe. Raises EngineError: cores that do not exist, ports in use, unknown names.
@@ -143,7 +143,7 @@ class Engine:
                 if known.stream == stream:
                     return
                 raise EngineError(
-                    f"stream {stream.name!r} exists with another definition",
+                    f"there is already a stream {stream.name!r} with another definition",
                     code="stream_exists",
                     hint="give the new one another name",
                 )
@@ -175,7 +175,7 @@ class Engine:
             registry.check_open()
             if query.name in registry.queries:
                 raise EngineError(
-                    f"query {query.name!r} is running already",
+                    f"query {query.name!r} is already running",
                     code="query_exists",
                     hint="cancel it first, or give this one another name",
                 )
@@ -205,7 +205,7 @@ class Engine:
             raise EngineError(
                 f"query {query.name!r} was not compiled: {running.variant_reason}",
                 code="not_compiled",
-                hint="use compile='auto' to run it without",
+                hint="use compile='auto' to run the generic variant",
             )
 
     def _close_fired_windows(self, stream: int) -> None:
@@ -285,7 +285,7 @@ class Engine:
             if deadline is not None and time.monotonic() > deadline:
                 who = [f"{session.producer} ({session.state}) on {name}" for session, name in left]
                 raise EngineError(
-                    f"not finished after {timeout:g} s: {', '.join(who)}",
+                    f"the engine has not finished after {timeout:g} s: {', '.join(who)}",
                     code="not_finished",
                     hint="close these producers, or wait longer",
                 )

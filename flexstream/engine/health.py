@@ -42,7 +42,7 @@ def _said(state: str, problem: str | None, not_ready: str | None = None) -> dict
 def _logs(engine: Engine) -> str | None:
     """A log that cannot be written: its query's workers will wait, and with them all streams."""
     writer = engine.collector.unwritten()
-    return None if writer is None else f"results of query {writer.name} cannot be written: {writer.error}"
+    return None if writer is None else f"the results of query {writer.name} cannot be written: {writer.error}"
 
 
 def _acceptor(engine: Engine) -> str | None:
@@ -71,6 +71,8 @@ def _workers(engine: Engine, reason_known: bool) -> tuple[str | None, str | None
         over = time.monotonic() > deadline or (reason_known and silent <= waits.keys())
         if over or not (silent or waits):
             stuck = sorted(silent - waits.keys())
-            named = f"worker {', '.join(map(str, stuck))} has taken no order for {ANSWER_S:g} s" if stuck else None
+            named = (
+                f"worker {', '.join(map(str, stuck))} has not read its commands for {ANSWER_S:g} s" if stuck else None
+            )
             return named, next((f"worker {index} is {why}" for index, why in waits.items()), None)
         time.sleep(LOOK_S)

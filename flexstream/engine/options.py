@@ -21,9 +21,9 @@ def worker_cores(workers: int | list[int]) -> list[int]:
     missing = [cpu for cpu in workers if cpu not in allowed]
     if missing or not workers:
         raise EngineError(
-            f"workers={workers}: core {', '.join(map(str, missing)) or '(none given)'} is not there or not allowed",
+            f"workers={workers}: core {', '.join(map(str, missing)) or '(none given)'} is missing or not allowed",
             code="bad_core",
-            hint=f"this process may use {', '.join(map(str, allowed))}",
+            hint=f"this process may use cores {', '.join(map(str, allowed))}",
         )
     return list(workers)
 
@@ -57,7 +57,7 @@ def data_address(listen: str, token: str | None) -> tuple[str, int]:
         host = "127.0.0.1"
     if not is_loopback(host) and not token:
         raise EngineError(
-            f"listening on {host} needs a token: everybody who reaches it could send",
+            f"listening on {host} needs a token: otherwise everybody who can reach it can send rows",
             code="needs_token",
             hint="give token=, or listen on 127.0.0.1",
         )
@@ -77,7 +77,7 @@ def check_sizes(groups: int, frame_bytes: int, max_sessions: int, nic: str, comp
         raise EngineError(f"nic={nic!r} names no NIC", code="bad_nic", hint=f"use {error}") from None
     if state_bytes < 1 << 20:
         raise EngineError(
-            f"state_memory_bytes leaves {state_bytes} bytes for a worker, at least 1048576 are needed",
+            f"state_memory_bytes leaves {state_bytes} bytes for each worker; a worker needs at least 1048576",
             code="bad_state_memory",
         )
     if compile not in ("auto", "off", "require"):

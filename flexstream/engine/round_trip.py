@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class RoundTrips:
-    """A ping goes behind everything posted before; its answer comes behind everything reported before.
+    """Waits until workers have read everything posted so far, and their reports are read.
+
+    A ping goes behind everything posted before; its answer comes behind everything reported before.
 
     `check_alive` raises when nobody will read the answers.
     """
@@ -32,7 +34,7 @@ class RoundTrips:
         Raises EngineError: not by then, in seconds of the monotonic clock.
         """
         if not self._wait(deadline):
-            raise EngineError("workers did not answer in time", code="not_finished")
+            raise EngineError("the workers did not answer in time", code="not_finished")
 
     def _wait(self, deadline: float | None) -> bool:
         """False: not every worker has answered by then. Workers that have all ended have nothing left to do."""

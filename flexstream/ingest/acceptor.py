@@ -195,7 +195,7 @@ class Acceptor:
             return False
         task, sock = self._pending.popitem(last=False)
         self._count(ErrorCode.TOO_MANY_PENDING.code)
-        _last_word(sock, ErrorCode.TOO_MANY_PENDING, "too many connections wait with their HELLO")
+        _last_word(sock, ErrorCode.TOO_MANY_PENDING, "too many connections have not sent their HELLO yet")
         task.cancel()
         return True
 
@@ -240,8 +240,10 @@ class Acceptor:
                 await self._control.serve(sock, peer, port, said)
                 sock.close()
         except TimeoutError:
-            hint = f"a HELLO must come within {self._hello_timeout_s:g} s"
-            await self._refuse(sock, Refused(ErrorCode.HELLO_TIMEOUT, "no whole HELLO came in time", hint), group, peer)
+            hint = f"send a whole HELLO within {self._hello_timeout_s:g} s"
+            await self._refuse(
+                sock, Refused(ErrorCode.HELLO_TIMEOUT, "the HELLO did not arrive in time", hint), group, peer
+            )
         except asyncio.CancelledError:
             _last_word(sock, ErrorCode.SHUTTING_DOWN, hello.WHY[ErrorCode.SHUTTING_DOWN])
         except WireError as error:
@@ -265,7 +267,7 @@ class Acceptor:
                 await self._control.room()
         except TimeoutError:
             raise Refused(
-                ErrorCode.TOO_MANY_PENDING, "a worker has taken no orders for a while", "connect again later"
+                ErrorCode.TOO_MANY_PENDING, "a worker has not read its commands for a while", "connect again later"
             ) from None
 
     def answers(self, within_s: float) -> bool:
@@ -284,7 +286,7 @@ class Acceptor:
         while len(data) < n:
             part = await loop.sock_recv(sock, n - len(data))
             if not part:
-                raise ConnectionResetError("closed by the peer")
+                raise ConnectionResetError("the peer closed the connection")
             data += part
         return data
 
@@ -349,7 +351,7 @@ class Acceptor:
                 with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
                     sock.shutdown(socket.SHUT_RDWR)  # the worker sees its end, and gives it back
         if isinstance(control, socket.socket):
-            word = error_frame(ErrorCode.FENCED, "the session was ended by an operator")
+            word = error_frame(ErrorCode.FENCED, "an operator ended the session")
             self._call(lambda: say(control, word, then_close=True))
 
     def connection_closed(self, port: StreamPort, fd: int, group: int, why: int, ended: bool) -> None:
@@ -446,6 +448,6 @@ def listen(host: str, port: int) -> socket.socket:
         raise EngineError(
             f"cannot listen on {host}:{port}: {error.strerror or error}",
             code="cannot_listen",
-            hint="choose another port, or end the process that has it (`flexstream doctor`)",
+            hint="choose another port, or stop the process that uses it (`flexstream doctor`)",
         ) from error
     return sock

@@ -130,8 +130,8 @@ class ControlPort:
             peer.cancel()
             done.cancel()
         if session.cut:
-            why = "the session was ended before every group that its EOS named had ended: rows may be missing"
-            raise Refused(ErrorCode.NO_SESSION, why, "reconnect, and send what was not acknowledged")
+            why = "the session ended before every group that its EOS named: rows may be missing"
+            raise Refused(ErrorCode.NO_SESSION, why, "reconnect, and send the rows that have no ACK yet")
         await loop.sock_sendall(sock, frame(FrameType.ACK, CONTROL_GROUP))
 
 
@@ -156,7 +156,7 @@ class _Control:
             await asyncio.sleep(max(own.take(), peer.take()))
             part = await asyncio.get_running_loop().sock_recv(self._sock, READ_BYTES)
             if not part:
-                raise ConnectionResetError("closed by the peer")
+                raise ConnectionResetError("the peer closed the connection")
             self._data += part
             self._check_fence()
 
@@ -197,10 +197,12 @@ class _Control:
         if header.group != CONTROL_GROUP:
             raise WireError(ErrorCode.WRONG_GROUP, "a control connection speaks for group 65535 only")
         if header.type not in (FrameType.WATERMARK, FrameType.EOS, FrameType.MARKER, FrameType.BARRIER):
-            raise WireError(ErrorCode.BAD_TYPE, f"{header.type.name} on a control connection")
+            raise WireError(ErrorCode.BAD_TYPE, f"a control connection takes no {header.type.name} frame")
         has_bitmap = header.type in (FrameType.WATERMARK, FrameType.EOS)
         if header.payload_bytes != (self._bitmap_bytes if has_bitmap else 0):
-            raise WireError(ErrorCode.BAD_LENGTH, f"{header.type.name} has {header.payload_bytes} bytes of payload")
+            raise WireError(
+                ErrorCode.BAD_LENGTH, f"a {header.type.name} frame cannot have {header.payload_bytes} bytes of payload"
+            )
 
     def _check_fence(self) -> None:
         if self._session.control is not self._sock or self._stream.sessions.at(self._session.slot) is not self._session:

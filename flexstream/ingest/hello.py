@@ -24,13 +24,13 @@ MAX_LANE = (1 << 32) - 1
 MAX_PRODUCER = 64
 
 WHY = {
-    ErrorCode.BAD_MAGIC: "the bytes are not a frame: the magic is wrong",
-    ErrorCode.BAD_VERSION: f"only protocol version {VERSION} is spoken here",
-    ErrorCode.BAD_TYPE: "a frame of that type has no place here",
-    ErrorCode.BAD_LENGTH: "the payload is longer than the cap, or a frame without payload has one",
-    ErrorCode.BAD_CRC: "the CRC32C of a frame is wrong or its flag does not match the HELLO",
-    ErrorCode.WRONG_GROUP: "a row's key, or a frame's group, is not of the group that the connection was opened for",
-    ErrorCode.SEQUENCE_GAP: "a DATA frame begins after the next row wanted: rows in between are missing",
+    ErrorCode.BAD_MAGIC: "these bytes are not a frame: the magic is wrong",
+    ErrorCode.BAD_VERSION: f"this server speaks only protocol version {VERSION}",
+    ErrorCode.BAD_TYPE: "a frame of that type may not come here",
+    ErrorCode.BAD_LENGTH: "the payload is longer than the limit, or the frame's type has none",
+    ErrorCode.BAD_CRC: "the CRC32C of a frame is wrong, or its flag does not match the HELLO",
+    ErrorCode.WRONG_GROUP: "a row's key, or a frame, belongs to another group than this connection",
+    ErrorCode.SEQUENCE_GAP: "a DATA frame begins after the next row wanted: the rows in between are missing",
     ErrorCode.BAD_ROW_COUNT: "a DATA frame's payload is not `value` whole rows",
     ErrorCode.FENCED: "a newer connection of the same session and group took over",
     ErrorCode.NO_SESSION: "the session has ended or was never registered",
@@ -39,7 +39,7 @@ WHY = {
 HINTS = {
     ErrorCode.WRONG_GROUP: "group = pmod(murmur3_32(key, seed 42), G); see docs/protocol.md",
     ErrorCode.SEQUENCE_GAP: "reconnect and resume at the sequence in the ACK",
-    ErrorCode.BAD_LENGTH: "the ACK to HELLO tells how many rows fill a frame",
+    ErrorCode.BAD_LENGTH: "the ACK to HELLO says how many rows fit a frame",
     ErrorCode.NO_SESSION: "open the control connection (group 65535) first",
 }
 
@@ -76,7 +76,7 @@ def check_first_header(header: Header) -> None:
         raise Refused(ErrorCode.BAD_TYPE, f"the first frame is {header.type.name}, not HELLO")
     if header.payload_bytes > MAX_HELLO_BYTES:
         raise Refused(
-            ErrorCode.BAD_LENGTH, f"a HELLO of {header.payload_bytes} bytes; at most {MAX_HELLO_BYTES} are read"
+            ErrorCode.BAD_LENGTH, f"the HELLO has {header.payload_bytes} bytes; the limit is {MAX_HELLO_BYTES}"
         )
 
 
@@ -84,9 +84,9 @@ def parse(payload: bytes) -> dict[str, Any]:
     try:
         hello = json.loads(payload)
     except (ValueError, RecursionError) as error:
-        raise Refused(ErrorCode.BAD_HELLO, f"the HELLO payload is not JSON: {error}") from None
+        raise Refused(ErrorCode.BAD_HELLO, f"the payload of HELLO is not JSON: {error}") from None
     if not isinstance(hello, dict):
-        raise Refused(ErrorCode.BAD_HELLO, "the HELLO payload is not a JSON object")
+        raise Refused(ErrorCode.BAD_HELLO, "the payload of HELLO is not a JSON object")
     return hello
 
 
@@ -97,7 +97,9 @@ def check(header: Header, hello: dict[str, Any], host: Host, token: str | None) 
         raise Refused(ErrorCode.BAD_TOKEN, "the token is missing or wrong", "give the producer token=...")
     versions = hello.get("versions")
     if not isinstance(versions, list) or VERSION not in versions:
-        raise Refused(ErrorCode.BAD_VERSION, f"no common version: here {[VERSION]}, there {versions!r:.80}")
+        raise Refused(
+            ErrorCode.BAD_VERSION, f"no common version: the server has {[VERSION]}, the HELLO {versions!r:.80}"
+        )
     name = hello.get("stream")
     port = host.port_of(name) if isinstance(name, str) else None
     if port is None:
@@ -117,7 +119,7 @@ def check(header: Header, hello: dict[str, Any], host: Host, token: str | None) 
     if session is None:
         raise Refused(ErrorCode.NO_SESSION, f"producer {producer!r:.80} has no session")
     if epoch < session.epoch:
-        raise Refused(ErrorCode.STALE_EPOCH, f"epoch {epoch}, but {session.epoch} is known")
+        raise Refused(ErrorCode.STALE_EPOCH, f"the HELLO has epoch {epoch}, but the session has epoch {session.epoch}")
     return port, session
 
 
@@ -171,7 +173,7 @@ def _check_schema(stream: Stream, header: Header, hello: dict[str, Any]) -> None
             raise Refused(
                 ErrorCode.SCHEMA_MISMATCH,
                 f"{name} of stream {stream.name!r} is {value!r}, not {given!r:.80}",
-                "the control connection's ACK tells the schema",
+                "the ACK of the control connection has the schema",
             )
 
 

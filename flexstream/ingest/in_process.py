@@ -56,7 +56,7 @@ class Feeder:
             raise EngineError(
                 f"watermark={watermark} is out of range",
                 code="bad_watermark",
-                hint="it is an event time, from -2**62 to 2**62; finish() ends the stream",
+                hint="give an event time from -2**62 to 2**62; finish() ends the stream",
             )
         packed = running.stream.schema.pack(rows, missing)
         flat = packed.view(np.uint8).reshape(-1) if len(packed) else np.empty(0, np.uint8)
@@ -101,7 +101,9 @@ class Feeder:
         first = flat[: schema.row_bytes].view(schema.dtype)
         if len(first) and running.stream.group_of(first, self._groups)[0] != group:
             raise EngineError(
-                f"the first row is not of group {group}", code="wrong_group", hint="leave out group= for mixed rows"
+                f"the first row does not belong to group {group}",
+                code="wrong_group",
+                hint="leave out group= for mixed rows",
             )
         self._hand_over(running.index, group, slot, flat, schema.row_bytes, 0)
         if wait:
@@ -170,7 +172,7 @@ class Feeder:
     def _wait(self, worker: Worker, ticket: int) -> None:
         while not worker.wait_fed(ticket, 0.2):
             if worker.ended:
-                raise EngineError("the engine was closed while it was fed", code="closed")
+                raise EngineError("the engine was closed while rows were fed", code="closed")
             self._check_alive()
 
     def _wait_for_first(self) -> int:

@@ -22,7 +22,7 @@ NUMBERS = 1 << 31
 
 
 class LaneBook:
-    """Thread-safe."""
+    """Which further lanes producers were asked for, and which of them are open. Thread-safe."""
 
     def __init__(
         self,

@@ -28,7 +28,9 @@ DISOBEYED_CHECKS = 3  # in a row: one may have met packets on their way from the
 
 
 class NicService:
-    """One per engine. `follow` is the engine's; `listeners`, `arrived` and `forget` are the acceptor's.
+    """An engine's NIC: chosen at the start, checked every second, replaced when it fails.
+
+    The engine calls `follow`; the acceptor calls `listeners`, `arrived` and `forget`.
 
     Raises ConfigError from the constructor when a named implementation cannot be had. Thread-safe.
     """
@@ -206,7 +208,7 @@ class NicService:
             seen = self._alignment.sample(self._placement, self._changed_at)
             verification = nic.verify(seen)
         except (ConfigError, OSError) as error:
-            return NicHealth(NicState.UNVERIFIED, f"the device cannot be asked: {error}")
+            return NicHealth(NicState.UNVERIFIED, f"the device does not answer: {error}")
         state = NicState(verification.verdict.value)
         if state is NicState.UNVERIFIED and not seen:
             if self._health.state is NicState.VERIFIED:
@@ -214,7 +216,7 @@ class NicService:
             if self._drift:
                 return NicHealth(state, "; ".join(self._drift))
             if self._alignment.open():
-                return NicHealth(state, "no data has come since the table was written")
+                return NicHealth(state, "no data has arrived since the table was written")
         return NicHealth(state, verification.reason)
 
     def _note_path(self, nic: Nic) -> None:
@@ -233,7 +235,9 @@ class NicService:
         """Something that the path depends on has changed: what was seen before says nothing any more."""
         self._remember_table()
         if self._health.state is NicState.VERIFIED:
-            self._health = NicHealth(NicState.UNVERIFIED, "its table, link or a core changed since it was verified")
+            self._health = NicHealth(
+                NicState.UNVERIFIED, "its table, its link or a core has changed since it was verified"
+            )
 
     def _note_drift(self, drift: list[str]) -> None:
         if drift == self._drift:
@@ -311,5 +315,5 @@ class NicService:
         try:
             nic.close()
         except (ConfigError, OSError) as error:
-            fields = {"device": nic.device, "why": str(error), "fix": "`flexstream nic undo` tries again"}
+            fields = {"device": nic.device, "why": str(error), "fix": "run `flexstream nic undo` to try again"}
             log.error("nic_not_restored", extra={"fields": fields})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Pace:
-    """`burst` turns at once, then `rate` a second. For one thread."""
+    """How often something may happen: `burst` times at once, then `rate` times a second. For one thread."""
 
     def __init__(self, rate: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._burst, self._clock = rate, burst, clock

@@ -31,9 +31,11 @@ def _unclear(stream: str, producer: str, found: list[Session], there: list[Sessi
     if found:
         kinds = ", ".join(session.kind for session in found)
         return EngineError(
-            f"stream {stream!r} has several sessions {producer!r}: {kinds}", code="unclear_session", hint="say the kind"
+            f"stream {stream!r} has several sessions {producer!r}: {kinds}",
+            code="unclear_session",
+            hint="give the kind",
         )
     names = ", ".join(sorted({session.producer for session in there})[:8]) or "none"
     return EngineError(
-        f"stream {stream!r} has no session {producer!r:.80}", code="unknown_session", hint=f"there is {names}"
+        f"stream {stream!r} has no session {producer!r:.80}", code="unknown_session", hint=f"its sessions are {names}"
     )

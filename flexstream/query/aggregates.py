@@ -62,7 +62,7 @@ def _real(fold: str) -> dict[str | None, tuple[str, str]]:
 
 
 _NO_ORDER = NotInSpark(
-    "rows of the same event time come in the order of session and row sequence, which Spark does not have",
+    "session and row sequence decide between rows of the same event time, and Spark has neither",
     "use min_by or max_by over a column that orders your rows",
 )
 _BY = {"i64": "i", "f64": "f"}
@@ -146,7 +146,7 @@ class Aggregate:
         raise QueryError(
             f"not an aggregate: {str(body)[:200]}",
             code="bad_aggregate",
-            hint=f'aggregates are lists such as ["sum", ["col", "price"]]; there is {", ".join(FUNCTIONS)}',
+            hint=f'write a list such as ["sum", ["col", "price"]]; aggregates are {", ".join(FUNCTIONS)}',
         )
 
     def __str__(self) -> str:
@@ -174,13 +174,13 @@ def result_type(aggregate: Aggregate, argument: Typed | None, declared: str, by:
 def _check_by(aggregate: Aggregate, by: Typed | None) -> None:
     record = function(aggregate.fn)
     if (by is None) == bool(record.by):
-        takes = "two arguments: the value, and what decides which row it is of" if record.by else "one argument"
-        raise QueryError(f"{record.name} takes {takes}", code="bad_aggregate", hint=f"not {aggregate}")
+        takes = "two arguments: the value, and the column that chooses its row" if record.by else "one argument"
+        raise QueryError(f"{record.name} takes {takes}", code="bad_aggregate", hint=f"this one is {aggregate}")
     if by is not None and by.type not in record.by:
         raise QueryError(
-            f"{record.name} cannot go by {aggregate.by}, which is {by.type}",
+            f"{record.name} cannot choose a row by {aggregate.by}, which is {by.type}",
             code="bad_types",
-            hint="numbers and times decide; cast('i64') makes a number of a bool",
+            hint="choose by a number or a time; cast('i64') turns a bool into a number",
         )
 
 
@@ -188,10 +188,10 @@ def _takes(record: Function, kind: str | None) -> str:
     if None in record.of:
         return "it takes no argument"
     if "i64" not in record.of:
-        return "it is for conditions, which are true or false: compare it with something"
+        return "it needs a condition, which is true or false: compare it with something"
     if "bool" in record.of:
-        return "bytes do not work yet: it is for numbers, times and bool"
-    return "it is for numbers" + ("" if kind == "bytes" else ": cast('i64')")
+        return "it takes numbers, times and bool; bytes do not work yet"
+    return "it takes numbers" + ("" if kind == "bytes" else ": cast('i64')")
 
 
 def check_window(aggregate: Aggregate, window: WindowSpec | None) -> None:
@@ -205,7 +205,7 @@ def check_window(aggregate: Aggregate, window: WindowSpec | None) -> None:
         )
     if record.beside and window is not None and window.windows_per_row > MOST_WINDOWS_COUNTED_ANEW:
         raise QueryError(
-            f"{record.name} counts a row's value anew in each of its windows: {window.windows_per_row} times with "
+            f"{record.name} counts a row once in each of its windows: {window.windows_per_row} times with "
             f"{window}; the limit is {MOST_WINDOWS_COUNTED_ANEW}",
             code="too_costly",
             hint="use a longer slide; approx_distinct, whose panes are merged, has no such limit",

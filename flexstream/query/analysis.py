@@ -70,7 +70,7 @@ def check_size(bound: BoundQuery) -> None:
         if total > MAX_NODES or any(depth > MAX_DEPTH + 1 for _, depth in found):
             many = f"{MAX_NODES} operations" if total > MAX_NODES else f"{MAX_DEPTH} nested operations"
             raise QueryError(
-                f"query {bound.query.name!r} has more than {many}, with its columns written out",
+                f"query {bound.query.name!r} has more than {many} once its map() columns are written out",
                 code="too_complex",
                 hint="split it into several queries",
             )

@@ -77,7 +77,7 @@ class Expr:
         unit. A value that the type cannot hold is no value: the row is rejected.
         """
         if to not in CASTS:
-            hint = f"cast to {', '.join(CASTS[:-1])} or {CASTS[-1]}" + ("; true is x != 0" if to == "bool" else "")
+            hint = f"cast to {', '.join(CASTS[:-1])} or {CASTS[-1]}" + ("; write x != 0" if to == "bool" else "")
             raise QueryError(f"cannot cast {str(self)[:200]} to {to!r}", code="bad_expression", hint=hint)
         return Cast(self, to)
 
@@ -103,7 +103,7 @@ class Expr:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        raise TypeError(f"the expression {self} is one value per row, not a sequence")
+        raise TypeError(f"the expression {self} stands for one value per row, not a sequence")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -202,7 +202,7 @@ def when(condition: Any, value: Any) -> Cases:
 def hash(*values: Any) -> Expr:
     """The hash of one or several columns (by name) or expressions, as Spark's `hash`: a 32-bit integer."""
     if not values:
-        raise QueryError("hash() of nothing", code="bad_expression", hint="hash('user', col('day'))")
+        raise QueryError("hash() needs at least one argument", code="bad_expression", hint="hash('user', col('day'))")
     return Hash(tuple(Column(value) if isinstance(value, str) else lit(value) for value in values))
 
 
@@ -234,7 +234,7 @@ def lit(value: Any) -> Expr:
             hint="use an int, float, bool, bytes or str; a time is an int in the unit of its field",
         )
     if isinstance(value, int) and not isinstance(value, bool) and not I64_MIN <= value <= I64_MAX:
-        raise QueryError(f"{value} does not fit 64 bits", code="bad_literal", hint="use a float")
+        raise QueryError(f"the constant {value} does not fit 64 bits", code="bad_literal", hint="use a float")
     return Literal(value)
 
 
@@ -286,7 +286,7 @@ def from_json(body: Any, depth: int = 0) -> Expr:
             try:
                 return Literal(base64.b64decode(text, validate=True))
             except (binascii.Error, ValueError) as error:
-                raise QueryError(f"bad base64 {text!r}: {error}", code="bad_expression") from None
+                raise QueryError(f"{text!r} is not base64: {error}", code="bad_expression") from None
         case ["float", "nan" | "inf" | "-inf" as text]:
             return Literal(float(text))
         case ["cast", arg, str(to)]:
@@ -301,14 +301,14 @@ def from_json(body: Any, depth: int = 0) -> Expr:
         case [str(op), arg] if op in UNARY or op in PARTS:
             return Unary(op, from_json(arg, depth + 1))
     raise QueryError(
-        f"not an expression: {str(body)[:200]}",
+        f"this is not an expression: {str(body)[:200]}",
         code="bad_expression",
-        hint='expressions are lists such as ["gt", ["col", "price"], ["lit", 10]]',
+        hint='write a list such as ["gt", ["col", "price"], ["lit", 10]]',
     )
 
 
 def _too_deep() -> QueryError:
-    hint = "join long sums and conditions in pairs, or split the query"
+    hint = "put parentheses around pairs in long sums and conditions, or split the query"
     return QueryError(f"an expression is nested more than {MAX_DEPTH} deep", code="bad_expression", hint=hint)
 
 

@@ -109,7 +109,7 @@ def binary(op: str, left: Typed, right: Typed) -> Typed:
     if op in BOOLEAN or not kinds <= {"i64", "f64"}:
         raise mismatch(BINARY[op], left, right)
     if op in ("floordiv", "mod") and "f64" in kinds:
-        raise mismatch(BINARY[op], left, right, hint="it is for integers: cast('i64') first")
+        raise mismatch(BINARY[op], left, right, hint="it takes integers: cast('i64') first")
     if op == "div" or kinds == {"i64", "f64"}:
         left, right = _to_f64(left), _to_f64(right)
     return Typed(op, "bool" if op in COMPARISON else left.type, (left, right))
@@ -148,7 +148,7 @@ def _number(arg: Typed) -> Typed:
 def _to_timestamp(arg: Typed, to: str) -> Typed:
     """An integer is a count of the unit. From a finer unit down to the one before, also before 1970."""
     if arg.type != "i64":
-        raise mismatch(f"cast to {to}", arg, hint="a timestamp is made of an integer: cast('i64') first")
+        raise mismatch(f"cast to {to}", arg, hint="only an integer becomes a timestamp: cast('i64') first")
     if not arg.field_type.startswith("timestamp"):
         return replace(arg, declared=to)
     per_second, wanted = PER_SECOND[unit_of(arg)], PER_SECOND[to[10:-1]]
@@ -169,7 +169,7 @@ def unit_of(arg: Typed) -> str:
 def part(op: str, arg: Typed) -> Typed:
     """A part of a timestamp in UTC, in the Gregorian calendar of all times."""
     if not arg.field_type.startswith("timestamp"):
-        raise mismatch(f"{op}()", arg, hint="it is for timestamps: cast('timestamp[ms]') says what an integer counts")
+        raise mismatch(f"{op}()", arg, hint="it takes a timestamp: cast('timestamp[ms]') makes one of an integer")
     second = PER_SECOND[unit_of(arg)]
     if op in CALENDAR:
         return Typed(op, "i64", (Typed("floor", "i64", (arg, literal(86_400 * second))),))
@@ -182,13 +182,13 @@ def conditional(condition: Typed, then: Typed, otherwise: Typed) -> Typed:
     """`then` where the condition holds, else `otherwise`. The other side does not count, fail as it may."""
     if condition.type != "bool":
         raise QueryError(
-            f"the condition of when() is {condition.field_type}, it must be true or false",
+            f"the condition of when() must be true or false, but it is {condition.field_type}",
             code="bad_types",
             hint="compare it with something",
         )
     kinds = {then.type, otherwise.type}
     if "bytes" in kinds or (len(kinds) == 2 and "bool" in kinds):
-        hint = "the values of when() are numbers, or all of them true or false"
+        hint = "the values of when() must all be numbers, or all be true or false"
         raise mismatch("when()", then, otherwise, hint=hint)
     declared = {then.field_type, otherwise.field_type}
     if len(declared) == 2 and all(one.startswith("timestamp") for one in declared):
@@ -205,7 +205,7 @@ def conditional(condition: Typed, then: Typed, otherwise: Typed) -> Typed:
 
 def starts_with(arg: Typed, prefix: Typed) -> Typed:
     if arg.type != "bytes":
-        raise mismatch("startswith()", arg, hint="it is for bytes")
+        raise mismatch("startswith()", arg, hint="it takes bytes")
     if prefix.op != "lit" or not isinstance(prefix.value, bytes):
         raise QueryError(
             f"startswith() takes a constant, not {prefix.name or prefix.value or prefix.op!r}",
@@ -215,7 +215,7 @@ def starts_with(arg: Typed, prefix: Typed) -> Typed:
     if arg.op != "lit" and 0 < arg.size < prefix.size:
         raise QueryError(
             f"the prefix {prefix.value!r} has {prefix.size} bytes, but {arg.name} holds {arg.size}: "
-            "nothing in it can start so",
+            "no value of it can start with that",
             code="bad_literal",
             hint=f"give at most {arg.size} bytes",
         )
@@ -257,10 +257,10 @@ def mismatch(operator: str, *args: Typed, hint: str | None = None) -> QueryError
     kinds = " and ".join(arg.type if hint is None else arg.field_type for arg in args)
     named = [arg.name for arg in args if arg.op == "col"]
     if hint is None and any(arg.type == "bytes" for arg in args):
-        hint = "bytes know only == and != with bytes, startswith() and hash()"
+        hint = "bytes have only == and != with bytes, startswith() and hash()"
     elif hint is None and any(arg.type == "bool" for arg in args):
-        hint = "a bool knows only == != & | ~; for arithmetic cast('i64')"
+        hint = "a bool has only == != & | ~; for arithmetic cast('i64')"
     elif hint is None:
-        hint = "& | ~ need comparisons on both sides: mind the parentheses"
+        hint = "& | ~ need a comparison on each side: put each one in parentheses"
     which = f" ({', '.join(map(str, named))})" if named else ""
     return QueryError(f"{operator} does not work on {kinds}{which}", code="bad_types", hint=hint)

@@ -14,7 +14,7 @@ Run = tuple[int, int]  # the first and the last end of windows that follow each 
 
 @dataclass(frozen=True, slots=True)
 class Windower:
-    """All times are in the unit of the stream's time field."""
+    """What answers for the windows of a query. All times are in the unit of the stream's time field."""
 
     size: int
     slide: int

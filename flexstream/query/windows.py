@@ -58,7 +58,7 @@ class WindowSpec:
             )
         if set(body) != allowed:
             raise QueryError(
-                f"a {body['kind']} window has exactly {sorted(allowed)}, not {sorted(map(str, body))}",
+                f"a {body['kind']} window needs exactly {sorted(allowed)}, not {sorted(map(str, body))}",
                 code="bad_window",
             )
         return (
@@ -86,9 +86,9 @@ def sliding(size: durations.Duration, *, every: durations.Duration) -> WindowSpe
     size_ns, slide_ns = _positive("window size", size), _positive("slide", every)
     if slide_ns > size_ns:
         raise QueryError(
-            f"a window of {size!r} every {every!r} would leave rows in no window",
+            f"with windows of {size!r} every {every!r} some rows would be in no window",
             code="bad_window",
-            hint="make every at most as long as the window",
+            hint=f"use every={size!r} or less",
         )
     spec = WindowSpec("sliding", size_ns, slide_ns)
     if size_ns // spec.pane_ns > MAX_PANES_PER_WINDOW:

@@ -47,4 +47,4 @@ class RowLayout:
         if nanoseconds <= SPAN_LIMIT * self.unit_ns:
             return None
         years = SPAN_LIMIT * self.unit_ns // (365 * durations.UNIT_NS["d"])
-        return f"with times in {self.time_unit} no span may be longer than 2**60 {self.time_unit}, {years} years"
+        return f"with times in {self.time_unit} the limit is 2**60 {self.time_unit}, {years} years"

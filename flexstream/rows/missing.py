@@ -80,7 +80,7 @@ def choose(schema: Schema, missing: Any, counts: Mapping[str, int]) -> dict[str,
         unknown = [name for name in missing if name not in schema]
         if unknown:
             raise SchemaError(
-                f"missing= names {', '.join(map(repr, unknown))}, which the stream lacks",
+                f"missing= names {', '.join(map(repr, unknown))}, which the stream does not have",
                 code="unknown_field",
                 hint=f"its fields are {', '.join(schema.names)}",
             )
@@ -98,6 +98,6 @@ def nulls(found: Iterable[tuple[Field, int]]) -> SchemaError:
     return SchemaError(
         f"{', '.join(each)}, and rows have no nulls",
         code="null_value",
-        hint='say missing="drop" (those rows are left out), missing=VALUE or missing={field: VALUE}, '
-        "or fill and drop them before (fillna, fill_null, dropna)",
+        hint='pass missing="drop" to leave those rows out, or missing=VALUE or missing={field: VALUE} to replace '
+        "the nulls, or remove them yourself (fillna, fill_null, dropna)",
     )

@@ -47,7 +47,7 @@ def pack(schema: Schema, data: Any, missing: Any = None) -> Rows:
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         return _pack_dicts(schema, data, missing)
     raise SchemaError(
-        f"cannot make rows of {type(data).__name__}",
+        f"cannot turn {type(data).__name__} into rows",
         code="bad_rows",
         hint="send a numpy structured array, an Arrow batch, a pandas or polars frame, or a list of dicts",
     )
@@ -117,7 +117,7 @@ def check_names(schema: Schema, names: list[Any]) -> None:
         )
     if extra:
         raise SchemaError(
-            f"rows have fields that the stream lacks: {', '.join(extra)}",
+            f"rows have fields that the stream does not have: {', '.join(extra)}",
             code="unknown_field",
             hint="drop them before sending",
         )

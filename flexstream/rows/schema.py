@@ -52,7 +52,7 @@ class FieldType:
     @classmethod
     def parse(cls, text: object) -> FieldType:
         if not isinstance(text, str):
-            raise SchemaError(f"a field type is a string, not {text!r}", code="bad_type", hint=_TYPE_HINT)
+            raise SchemaError(f"a field type must be a string, not {text!r}", code="bad_type", hint=_TYPE_HINT)
         word = text.strip().lower()
         word = _ALIASES.get(word, word)
         if word in _NUMBERS:
@@ -96,7 +96,7 @@ def check_field_name(name: object) -> str:
         raise SchemaError(
             f"{name!r} cannot be a field name",
             code="bad_name",
-            hint=f"a letter, then letters, digits, underscores, {MAX_NAME_CHARS} characters at most",
+            hint=f"begin with a letter, go on with letters, digits, '_'; {MAX_NAME_CHARS} characters at most",
         )
     return name
 
@@ -107,7 +107,7 @@ def near_names(name: str, known: list[str]) -> str:
     if near:
         return f"did you mean {' or '.join(near)}?"
     shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-    return f"there is {shown}" if shown else "there are no fields"
+    return f"use one of: {shown}" if shown else "there are no fields"
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Schema:
         """From names and type strings, in row order. Raises SchemaError."""
         pairs = list(types.items()) if isinstance(types, Mapping) else [tuple(pair) for pair in types]
         if not 1 <= len(pairs) <= MAX_FIELDS:
-            raise SchemaError(f"a row has 1 to {MAX_FIELDS} fields, not {len(pairs)}", code="bad_schema")
+            raise SchemaError(f"a row must have 1 to {MAX_FIELDS} fields, not {len(pairs)}", code="bad_schema")
         fields: list[Field] = []
         seen: set[str] = set()
         offset = 0
@@ -129,7 +129,7 @@ class Schema:
             check_field_name(name)
             if name in seen:
                 raise SchemaError(
-                    f"field {name!r} is there twice", code="bad_name", hint="rename one of them"
+                    f"field {name!r} is defined twice", code="bad_name", hint="rename one of them"
                 )
             seen.add(name)
             try:
@@ -142,7 +142,7 @@ class Schema:
             offset += kind.size
         if offset > MAX_ROW_BYTES:
             raise SchemaError(
-                f"a row of {offset} bytes is too large; the limit is {MAX_ROW_BYTES}",
+                f"a row takes {offset} bytes; the limit is {MAX_ROW_BYTES}",
                 code="row_too_large",
                 hint="rows are for keys and numbers: keep large values elsewhere and send a reference",
             )
@@ -195,7 +195,7 @@ class Schema:
     @classmethod
     def from_dict(cls, body: Any) -> Schema:
         if not isinstance(body, Mapping):
-            raise SchemaError(f"fields must be an object of name: type, not {body!r}", code="bad_schema")
+            raise SchemaError(f"fields must be an object that maps names to types, not {body!r}", code="bad_schema")
         return cls.of(body)
 
     @classmethod
@@ -203,7 +203,7 @@ class Schema:
         """From a structured dtype. Its padding is dropped; datetime64 becomes timestamp; S becomes bytes."""
         dtype = np.dtype(dtype)
         if dtype.names is None or dtype.fields is None:
-            raise SchemaError(f"{dtype} is not a structured dtype", code="bad_schema", hint="name its fields")
+            raise SchemaError(f"{dtype} is not a structured dtype", code="bad_schema", hint="give its fields names")
         return cls.of([(name, _type_of_numpy(name, dtype.fields[name][0])) for name in dtype.names])
 
     @classmethod
@@ -246,7 +246,7 @@ def _type_of_numpy(name: str, dtype: np.dtype[Any]) -> str:
             return f"timestamp[{unit}]"
     if dtype.kind == "S" and dtype.itemsize > 0:
         return f"bytes[{dtype.itemsize}]"
-    raise SchemaError(f"field {name!r}: numpy type {dtype} has no row type", code="bad_type", hint=_TYPE_HINT)
+    raise SchemaError(f"field {name!r}: no field type matches numpy's {dtype}", code="bad_type", hint=_TYPE_HINT)
 
 
 def _type_of_arrow(name: str, text: str) -> str:
@@ -263,4 +263,4 @@ def _type_of_arrow(name: str, text: str) -> str:
     hint = (
         "strings have no fixed size: declare bytes[N]" if "string" in text or "binary" in text else _TYPE_HINT
     )
-    raise SchemaError(f"field {name!r}: Arrow type {text} has no row type", code="bad_type", hint=hint)
+    raise SchemaError(f"field {name!r}: no field type matches Arrow's {text}", code="bad_type", hint=hint)

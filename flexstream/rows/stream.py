@@ -39,7 +39,7 @@ def check_name(what: str, name: object) -> str:
         raise SchemaError(
             f"{name!r} cannot be the name of a {what}",
             code="bad_name",
-            hint="begin with a letter, go on with letters, digits, '_', '-', '.', 64 characters at most",
+            hint="begin with a letter, go on with letters, digits, '_', '-', '.'; 64 characters at most",
         )
     return name
 
@@ -50,9 +50,9 @@ def event_time(what: str, value: object) -> int:
         with contextlib.suppress(TypeError):
             return operator.index(value)  # type: ignore[arg-type]
     raise SchemaError(
-        f"{what} is an event time, a whole number of the time field's units, not {value!r}",
+        f"{what} must be an event time, a whole number in the time field's unit, not {value!r}",
         code="bad_watermark",
-        hint="round it yourself, the way that you want",
+        hint="round it up or down yourself",
     )
 
 
@@ -102,16 +102,16 @@ class Stream:
 
     def _check_key(self) -> None:
         if not 1 <= len(self.key) <= MAX_KEY_FIELDS:
-            raise SchemaError(f"a key has 1 to {MAX_KEY_FIELDS} fields, not {len(self.key)}", code="bad_key")
+            raise SchemaError(f"a key must have 1 to {MAX_KEY_FIELDS} fields, not {len(self.key)}", code="bad_key")
         if len(set(self.key)) != len(self.key):
-            raise SchemaError(f"a field is in the key {self.key} twice", code="bad_key")
+            raise SchemaError(f"the key {self.key} names a field twice", code="bad_key")
         for name in self.key:
             kind = self._known(name, "key").kind
             if kind == "u64":
                 raise SchemaError(
-                    f"field {name!r} is u64 and cannot be a key: Spark has no such type to hash it alike",
+                    f"field {name!r} is u64 and cannot be a key: Spark has no u64 and could not hash it alike",
                     code="bad_key",
-                    hint="make it i64, or bytes[8]",
+                    hint="declare it i64 or bytes[8]",
                 )
             if name in RESULT_NAMES:
                 raise SchemaError(
@@ -126,13 +126,13 @@ class Stream:
             raise SchemaError(
                 f"the time field {self.time!r} is {field.type}, not a timestamp",
                 code="bad_time",
-                hint="declare it timestamp[ms] (or s, us, ns); the bytes of an i64 stay the same",
+                hint="declare it timestamp[ms] (or s, us, ns); the bytes are the same as an i64's",
             )
 
     def _known(self, name: object, role: str) -> Field:
         if not isinstance(name, str) or name not in self.schema:
             raise SchemaError(
-                f"the {role} of stream {self.name!r} names no field: {name!r}",
+                f"stream {self.name!r} has no field {name!r}, which is to be its {role}",
                 code="unknown_field",
                 hint=near_names(str(name), list(self.schema.names)),
             )
@@ -214,13 +214,13 @@ class Stream:
         unknown = set(map(str, body)) - {"name", "fields", "key", "time", "max_disorder", "max_future"}
         missing = {"name", "fields", "key", "time"} - set(body)
         if unknown or missing:
-            wrong = [f"unknown {sorted(unknown)}"] * bool(unknown) + [f"missing {sorted(missing)}"] * bool(
+            wrong = [f"has unknown keys {sorted(unknown)}"] * bool(unknown) + [f"lacks {sorted(missing)}"] * bool(
                 missing
             )
             raise SchemaError(
-                f"stream definition: {', '.join(wrong)}",
+                f"the stream's definition {' and '.join(wrong)}",
                 code="bad_stream",
-                hint="a stream has name, fields, key, time and, if you like, max_disorder and max_future",
+                hint="a stream needs name, fields, key and time; max_disorder and max_future are optional",
             )
         key = body["key"]
         if not isinstance(key, str) and not (
@@ -241,7 +241,7 @@ class Stream:
         """From a .toml or .json file in the form of `to_dict`."""
         path = Path(path)
         if path.suffix not in (".toml", ".json"):
-            raise SchemaError(f"{path}: a stream file ends in .toml or .json", code="bad_stream")
+            raise SchemaError(f"{path}: the name of a stream file must end in .toml or .json", code="bad_stream")
         try:
             body = _load(path)
         except OSError as error:

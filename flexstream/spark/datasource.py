@@ -10,8 +10,10 @@ from flexstream.spark.options import Options
 
 
 class FlexStreamDataSource(Carried, DataSource):
-    """Register with `spark.dataSource.register(FlexStreamDataSource)`; with `pyspark_flexstream` importable on the
-    driver, Spark finds it by itself. Options: docs/spark.md.
+    """Spark's format `flexstream`: streams as sinks, results as sources. Options: docs/spark.md.
+
+    Register it with `spark.dataSource.register(FlexStreamDataSource)`; if the driver can import
+    `pyspark_flexstream`, Spark finds it by itself.
     """
 
     @classmethod

@@ -56,9 +56,9 @@ class Target:
         for endpoint, answer in zip(options.endpoints, answers, strict=True):
             if answer["stream"] != first["stream"] or answer["groups"] != first["groups"]:
                 raise SchemaError(
-                    f"stream {name!r} is not the same at {options.endpoints[0]} and {endpoint}",
+                    f"stream {name!r} differs between {options.endpoints[0]} and {endpoint}",
                     code="stream_mismatch",
-                    hint="daemons that share a stream need the same definition and the same number of groups",
+                    hint="give daemons that share a stream the same definition and the same number of groups",
                 )
         if len(answers) > first["groups"]:
             raise ConfigError(f"{len(answers)} daemons cannot share {first['groups']} groups", code="bad_option")
@@ -85,7 +85,7 @@ def find_query(options: Options) -> Query:
         plans.append(Query.from_dict(client.get(f"/v1/queries/{quote(name, safe='')}")["plan"]))
     if any(plan != plans[0] for plan in plans):
         raise SchemaError(
-            f"query {name!r} is not the same on all of {', '.join(options.endpoints)}",
+            f"query {name!r} differs between {', '.join(options.endpoints)}",
             code="query_mismatch",
             hint="submit the same plan to each daemon",
         )

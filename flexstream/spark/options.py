@@ -115,19 +115,21 @@ def _token_file(name: str, text: str) -> str:
         return Path(text).read_text().strip()
     except OSError as error:
         raise ConfigError(
-            f"option {name}: cannot read {text}: {error.strerror}", code="bad_option", hint="it is read on the driver"
+            f"option {name}: cannot read {text}: {error.strerror}",
+            code="bad_option",
+            hint="the driver must be able to read it",
         ) from error
 
 
 def _flag(name: str, text: str) -> bool:
     if text.lower() not in _TRUE | _FALSE:
-        raise ConfigError(f"option {name}={text!r}: must be true or false", code="bad_option")
+        raise ConfigError(f"option {name}={text!r} must be true or false", code="bad_option")
     return text.lower() in _TRUE
 
 
 def _count(name: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"option {name}={text!r}: must be a whole number above 0", code="bad_option")
+        raise ConfigError(f"option {name}={text!r} must be a whole number above 0", code="bad_option")
     return int(text)
 
 
@@ -137,7 +139,9 @@ def _seconds(name: str, text: str, most: float = 86_400) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < most:
-        raise ConfigError(f"option {name}={text!r}: must be seconds above 0, below {most:.0f}", code="bad_option")
+        raise ConfigError(
+            f"option {name}={text!r} must be a number of seconds above 0 and below {most:.0f}", code="bad_option"
+        )
     return value
 
 
@@ -147,13 +151,13 @@ def _long_time(name: str, text: str) -> float:
 
 def _watermark(name: str, text: str) -> str:
     if text not in ("batch", "rows"):
-        raise ConfigError(f"option {name}={text!r}: must be batch or rows", code="bad_option")
+        raise ConfigError(f"option {name}={text!r} must be batch or rows", code="bad_option")
     return text
 
 
 def _start(name: str, text: str) -> str:
     if text not in ("earliest", "latest") and not text.isdecimal():
-        raise ConfigError(f"option {name}={text!r}: must be earliest, latest or an offset", code="bad_option")
+        raise ConfigError(f"option {name}={text!r} must be earliest, latest or an offset", code="bad_option")
     return text
 
 

@@ -127,7 +127,7 @@ def _files(paths: Any) -> list[str]:
             raise ConfigError(
                 f"no files to ship at {missing[0] if missing else text}",
                 code="no_files",
-                hint=f"files, folders or patterns of {', '.join(FORMATS)}",
+                hint=f"name files, folders or patterns of {', '.join(FORMATS)}",
             )
         found += names
     return list(dict.fromkeys(found))
@@ -137,7 +137,9 @@ def _splits(path: str, stream: Stream, split_bytes: int) -> Iterator[Split]:
     """Cut a file at its own borders. Raises SchemaError when it does not have the stream's columns."""
     form = FORMATS.get(os.path.splitext(path)[1])
     if form is None:
-        raise ConfigError(f"{path}: cannot tell what kind of file this is", code="bad_file", hint=", ".join(FORMATS))
+        raise ConfigError(
+            f"{path}: cannot tell what kind of file this is", code="bad_file", hint=f"use {', '.join(FORMATS)}"
+        )
     import pyarrow as pa
 
     try:

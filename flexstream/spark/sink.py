@@ -48,7 +48,7 @@ class Writer:
         """Everything that can be known before a task starts. Raises FlexStreamError."""
         if overwrite:
             raise ConfigError(
-                "a stream cannot be overwritten: rows are only added to it", code="bad_mode", hint='.mode("append")'
+                "a stream cannot be overwritten: you can only add rows to it", code="bad_mode", hint='.mode("append")'
             )
         target = Target.find(options, patient=patient)
         types.check_columns(target.stream, schema)
@@ -133,7 +133,7 @@ class StreamWriter(Carried, DataSourceStreamArrowWriter):
             raise FlexStreamError(
                 f"Spark does not say which query this is ({QUERY_PROPERTY}): batches of two queries could be mixed up",
                 code="no_query_id",
-                hint="this Spark is not supported: tell us its version",
+                hint="FlexStream does not support this Spark: please report its version",
             )
         return self._writer.send(iterator)
 

@@ -90,7 +90,7 @@ class _Results:
                 yield types.arrow_for_spark(batch, self.schema)
         if there < part.end or (part.parts == 1 and part.begin + seen != part.end):
             raise ResultLogError(
-                f"query {self.query!r} at {part.endpoint}: rows {part.begin} to {part.end} are not all there",
+                f"query {self.query!r} at {part.endpoint} does not have all rows from {part.begin} to {part.end}",
                 code="results_missing",
                 hint="was the daemon's data_dir replaced? Then the Spark query needs a new checkpoint",
             )
@@ -148,7 +148,7 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _check(self, offset: dict[str, int]) -> None:
         if set(offset) != set(self._results.options.endpoints):
             raise FlexStreamError(
-                f"the checkpoint was made with endpoint {','.join(offset)}, this query has "
+                f"the checkpoint was made with endpoint {','.join(offset)}, but this query has "
                 f"{','.join(self._results.options.endpoints)}",
                 code="endpoints_changed",
                 hint="use the same list, or a new checkpoint",

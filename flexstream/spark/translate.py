@@ -76,23 +76,23 @@ def _refuse(query: Query, operator: str, why: str, hint: str | None = None) -> Q
 def _check_translatable(bound: BoundQuery, df: DataFrame) -> None:
     query, spec = bound.query, bound.window.spec
     if spec.size_ns % 1000 or spec.slide_ns % 1000:
-        raise _refuse(query, f"window {spec}", "Spark's time is in microseconds", "use windows of whole microseconds")
+        raise _refuse(query, f"window {spec}", "Spark's times are in microseconds", "use windows of whole microseconds")
     if bound.windower.lateness and df.isStreaming:
         raise _refuse(
             query,
             "allowed_lateness",
-            "Spark fires a window once, it has no revisions of results",
+            "Spark fires a window once and has no revisions of results",
             "give the stream a larger max_disorder, which becomes Spark's watermark delay",
         )
     for key in query.stream.key_fields:
         if key.unit == "ns" and not df.schema[key.name].dataType.typeName().startswith("timestamp"):
-            raise _refuse(query, f"key {key.name}", "it is in nanoseconds, Spark's timestamps are in microseconds")
+            raise _refuse(query, f"key {key.name}", "it is in nanoseconds, but Spark's timestamps are in microseconds")
     for aggregate in bound.aggregates:
         if aggregate.result_type == "timestamp[ns]":
             raise _refuse(
                 query,
                 f"aggregate {aggregate.name} = {query.aggregates[aggregate.name]}",
-                "it is in nanoseconds, Spark's timestamps are in microseconds",
+                "it is in nanoseconds, but Spark's timestamps are in microseconds",
                 "aggregate cast('i64') of the column",
             )
         refused = aggregate.function.not_in_spark

@@ -82,15 +82,15 @@ def check_columns(stream: Stream, given: T.StructType, *, extra_allowed: bool = 
     missing = [name for name in stream.schema.names if name not in names]
     if missing:
         raise SchemaError(
-            f"the frame lacks {', '.join(missing)}, which stream {stream.name!r} has",
+            f"the frame does not have {', '.join(missing)}, which stream {stream.name!r} has",
             code="unknown_field",
-            hint=f"{near_names(missing[0], names)} (names are compared with their case)",
+            hint=f"{near_names(missing[0], names)} (upper and lower case matter)",
         )
     extra = [name for name in names if name not in stream.schema]
     if extra and not extra_allowed:
         listed = ", ".join(repr(name) for name in extra)
         raise SchemaError(
-            f"the frame has columns that stream {stream.name!r} lacks: {', '.join(extra)}",
+            f"the frame has columns that stream {stream.name!r} does not have: {', '.join(extra)}",
             code="unknown_field",
             hint=f"drop them before writing: df.drop({listed})",
         )
@@ -129,7 +129,7 @@ def check_results(query: str, given: T.StructType, has: T.StructType) -> None:
             )
         if field.dataType != known[field.name]:
             raise SchemaError(
-                f"column {field.name!r} of query {query!r} is {known[field.name].simpleString()}, .schema() says "
+                f"column {field.name!r} of query {query!r} is {known[field.name].simpleString()}, but .schema() says "
                 f"{field.dataType.simpleString()}",
                 code="bad_types",
                 hint="leave .schema() out: the query knows its columns; cast after the load",

@@ -75,9 +75,9 @@ class BlockMemory:
         with self._changed:
             if not self._changed.wait_for(lambda: self.used_bytes + n <= max(BLOCKS_BYTES, n), wait_s):
                 raise StageError(
-                    f"blocks that are under way take {self.used_bytes} bytes, and none ended for {wait_s:g} s",
+                    f"blocks under way take {self.used_bytes} bytes, and none was finished within {wait_s:g} s",
                     code="stage_full",
-                    hint="use fewer tasks at a time, or smaller blocks",
+                    hint="run fewer tasks at a time, or send smaller blocks",
                 )
             memory = self._spare.take(n)
             self.used_bytes += len(memory)
@@ -126,8 +126,8 @@ class StagePort:
             if len(self._open) >= MAX_CONNECTIONS and not self._close_an_idle_one():
                 raise hello.Refused(
                     ErrorCode.TOO_MANY_SESSIONS,
-                    f"{MAX_CONNECTIONS} staging connections are open, and all of them are in use",
-                    "use fewer executors",
+                    f"all {MAX_CONNECTIONS} staging connections are in use",
+                    "run fewer executors",
                 )
             mine = _adopted(sock)
             about = {"producer": str(said["producer"]), "peer": f"{peer[0]}:{peer[1]}"}
@@ -231,7 +231,7 @@ class _Connection:
         while True:
             header = Header.unpack(self._receive_header().tobytes())
             if header.group != STAGE_GROUP:
-                raise WireError(ErrorCode.WRONG_GROUP, f"group {header.group} on a staging connection")
+                raise WireError(ErrorCode.WRONG_GROUP, f"a staging connection takes no frame of group {header.group}")
             if header.type is FrameType.DATA:
                 self._data(header)
             elif header.type is FrameType.STAGE:
@@ -239,7 +239,7 @@ class _Connection:
             elif header.type is FrameType.EOS:
                 self._finish(header)
             else:
-                raise WireError(ErrorCode.BAD_TYPE, f"{header.type.name} on a staging connection")
+                raise WireError(ErrorCode.BAD_TYPE, f"a staging connection takes no {header.type.name} frame")
 
     # Bytes --------------------------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class _Connection:
             if self._stage is None and silent_s >= IDLE_S:
                 raise ConnectionResetError("idle")
             if self._stage is not None and silent_s >= STAGE_IDLE_S:
-                raise _slow(f"no block of stage {self._stage.id} came for {silent_s:.0f} s")
+                raise _slow(f"no block of stage {self._stage.id} arrived for {silent_s:.0f} s")
         self._fill(own.data[got:], time.monotonic() + FRAME_S)
         return own
 
@@ -282,7 +282,7 @@ class _Connection:
             if got:
                 at, heard = at + got, now
             elif now - heard >= STALL_S:
-                raise _slow(f"no byte came for {now - heard:.0f} s in the middle of a frame")
+                raise _slow(f"no byte arrived for {now - heard:.0f} s in the middle of a frame")
             if now > deadline:
                 raise _slow(f"a frame took longer than {FRAME_S:.0f} s")
 
@@ -293,7 +293,7 @@ class _Connection:
         except BlockingIOError:
             return 0
         if got == 0:
-            raise ConnectionResetError("closed by the peer")
+            raise ConnectionResetError("the peer closed the connection")
         return got
 
     # Stages -------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class _Connection:
     def _now_busy(self) -> None:
         with self._lock:
             if self._closed:
-                raise ConnectionResetError("another one needed the place")
+                raise ConnectionResetError("another connection needed its place")
             self.idle_since = None
 
     def _now_idle(self) -> None:
@@ -310,9 +310,9 @@ class _Connection:
 
     def _begin(self, header: Header) -> None:
         if self._stage is not None:
-            raise WireError(ErrorCode.BAD_TYPE, f"STAGE while stage {self._stage.id} is open")
+            raise WireError(ErrorCode.BAD_TYPE, f"a STAGE frame came while stage {self._stage.id} is open")
         if header.payload_bytes > MAX_HELLO_BYTES:
-            raise WireError(ErrorCode.BAD_LENGTH, f"STAGE has {header.payload_bytes} bytes")
+            raise WireError(ErrorCode.BAD_LENGTH, f"a STAGE frame cannot have {header.payload_bytes} bytes")
         try:
             said = json.loads(self._receive_payload(header).tobytes())
         except (ValueError, RecursionError) as error:
@@ -324,14 +324,14 @@ class _Connection:
 
     def _open_stage(self) -> Stage:
         if self._stage is None:
-            raise WireError(ErrorCode.BAD_TYPE, "no stage is open: STAGE comes first")
+            raise WireError(ErrorCode.BAD_TYPE, "no stage is open: send STAGE first")
         return self._stage
 
     def _data(self, header: Header) -> None:
         stage = self._open_stage()
         stage_block.check_header(header)
         if header.sequence != stage.rows:
-            raise WireError(ErrorCode.SEQUENCE_GAP, f"row {header.sequence} came, {stage.rows} was wanted")
+            raise WireError(ErrorCode.SEQUENCE_GAP, f"the block begins with row {header.sequence}, not {stage.rows}")
         size = HEADER_BYTES + header.payload_bytes
         self._stages.wait_for_room(stage, size)
         if size <= OWN_BYTES:
@@ -355,7 +355,7 @@ class _Connection:
     def _finish(self, header: Header) -> None:
         stage = self._open_stage()
         if header.payload_bytes:
-            raise WireError(ErrorCode.BAD_LENGTH, "EOS has a payload")
+            raise WireError(ErrorCode.BAD_LENGTH, "an EOS frame cannot have a payload")
         receipt = self._stages.finish(stage, header.value)
         self._stage = None
         self._now_idle()
@@ -366,7 +366,7 @@ class _Connection:
     def end(self) -> None:
         """When it ends in the middle of a stage, nobody will ever name that."""
         if self._stage is not None:
-            self._stages.drop(self._stage.id, "its connection was lost before it was finished")
+            self._stages.drop(self._stage.id, "its connection broke before it was finished")
             self._stage.file.discard()
         with self._lock:
             self._closed = True

@@ -18,7 +18,7 @@ ROOM_WAIT_S = 30.0  # how long a producer waits for room before it is refused
 
 
 class StageRoom:
-    """Guarded by the lock of the stages, which is given."""
+    """How much stages take, and how much they may. The lock of the stages, which is given, guards it."""
 
     def __init__(self, lock: threading.RLock, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -57,15 +57,15 @@ class StageRoom:
     def _full(self, wait_s: float) -> StageError:
         if self.stages >= MOST_STAGES:
             return StageError(
-                f"{self.stages} stages wait for a commit, and none was committed for {wait_s:g} s",
+                f"{self.stages} stages wait for a commit, and none was committed within {wait_s:g} s",
                 code="stage_full",
-                hint="use fewer tasks (coalesce), or drop what nobody will commit: flexstream stages list",
+                hint="run fewer tasks (coalesce), or drop stages that nobody will commit: flexstream stages list",
             )
         return StageError(
             f"staged rows take {self.used_bytes} of stage_limit_bytes = {self.limit_bytes}, "
-            f"and no batch was committed for {wait_s:g} s",
+            f"and no batch was committed within {wait_s:g} s",
             code="stage_full",
-            hint="`flexstream stages list` shows what waits: drop what nobody will commit, make the batches smaller"
+            hint="`flexstream stages list` shows them: drop those that nobody will commit, make the batches smaller"
             " (maxFilesPerTrigger, maxOffsetsPerTrigger), or raise the limit",
         )
 

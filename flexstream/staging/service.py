@@ -128,7 +128,7 @@ class Staging:
             if batch is not None and self.journal.is_applied(sink, query, batch):
                 self._check_repeated(sink, query, batch, sum(receipt.get("rows", 0) for receipt in receipts))
                 for receipt in receipts:
-                    self.stages.drop(receipt["stage"], "its batch was applied before")
+                    self.stages.drop(receipt["stage"], "its batch was already applied")
                 applied.set_result(None)
                 return {"applied": False, "rows": 0, "duplicate": True}, applied
             stages = self._named(receipts)
@@ -137,7 +137,7 @@ class Staging:
                 raise StageError(
                     f"the stages belong to several streams: {', '.join(sorted(streams))}",
                     code="mixed_streams",
-                    hint="one sink writes to one stream",
+                    hint="commit stages of one stream: a sink writes to one",
                 )
             record = self._record(sink, query, batch, stages, next(iter(streams), None), end)
             record["remember_s"] = remember_s
@@ -156,10 +156,10 @@ class Staging:
             return
         had = f"had {known} rows" if known >= 0 else "was applied long ago"
         raise StageError(
-            f"batch {batch} of query {query!r:.80} of sink {sink!r:.80} {had}; now it comes with {rows}",
+            f"batch {batch} of query {query!r:.80} of sink {sink!r:.80} {had}; this commit has {rows}",
             code="batch_differs",
-            hint="is the checkpoint a copy of one that went on, or was the source changed? Rows under a batch number"
-            " that was used are not applied: start with a new checkpoint (a named job: with another name)",
+            hint="is the checkpoint an old copy, or was the source changed? The daemon applies a batch number only"
+            " once: start with a new checkpoint (a named job: with another name)",
         )
 
     def _wait_until_ended(self, sink: str) -> None:
@@ -180,7 +180,9 @@ class Staging:
                 )
             if stage.state == "committed" or stage.id in found:
                 raise StageError(
-                    f"stage {stage.id} is part of a batch already", code="stage_used", hint="each attempt stages anew"
+                    f"stage {stage.id} is already part of a batch",
+                    code="stage_used",
+                    hint="stage the rows again under a new UUID",
                 )
             known = stage.receipt()
             for name in ("rows", "bytes", "groups"):
@@ -189,9 +191,9 @@ class Staging:
                     said = {str(group): rows for group, rows in said.items()}
                 if said is not None and said != known[name]:
                     raise StageError(
-                        f"stage {stage.id} has {name} = {known[name]!r:.80}, the commit says {said!r:.80}",
+                        f"stage {stage.id} has {name} = {known[name]!r:.80}, but the commit says {said!r:.80}",
                         code="stage_counts",
-                        hint="rows were lost or added on the way: run the batch again",
+                        hint="the rows are not those that the task sent: run the batch again",
                     )
             found[stage.id] = stage
         return list(found.values())
@@ -455,9 +457,9 @@ class Staging:
         bring_back(record["queries"])
         if (self._stream(stream).stream.schema.hash, self._catalog.groups) != (record["schema"], record["groups"]):
             raise StageError(
-                f"stream {stream!r} or the number of groups changed since the batch was committed",
+                f"stream {stream!r} or the number of groups has changed since the batch was committed",
                 code="stage_damaged",
-                hint="start with the stream and the groups as they were",
+                hint="start the daemon with the stream and the groups as they were",
             )
         if stream not in based:
             based.add(stream)

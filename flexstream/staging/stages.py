@@ -67,7 +67,7 @@ class Stage:
 
 
 class Stages:
-    """Thread-safe. `directory` None: in memory, spilled to nameless files past a bound."""
+    """The stages of a daemon. Thread-safe. `directory` None: in memory, spilled to nameless files past a bound."""
 
     def __init__(self, directory: Path | None, limit_bytes: int, timeout_s: float) -> None:
         """Finds the stages that a process before has finished. Raises StageError."""
@@ -119,9 +119,9 @@ class Stages:
         """Raises StageError: `bad_stage` for the name, `fenced`, `stage_exists`, and the disk's."""
         if not isinstance(stage_id, str) or _ID.fullmatch(stage_id) is None:
             raise StageError(
-                f"stage {stage_id!r:.80} is not a name",
+                f"stage {stage_id!r:.80} is not a valid name",
                 code="bad_stage",
-                hint="use a fresh UUID: letters, digits, - and _, at most 64",
+                hint="use a fresh UUID: letters, digits, - and _, 64 characters at most",
             )
         with self._lock:
             self.room.take(STAGE_BYTES, 1, lambda: self._check_new(stage_id))
@@ -141,7 +141,7 @@ class Stages:
         self._check_not_fenced(stage_id)
         if stage_id in self._stages:
             raise StageError(
-                f"stage {stage_id} is {self._stages[stage_id].state} already",
+                f"stage {stage_id} is already {self._stages[stage_id].state}",
                 code="stage_exists",
                 hint="each attempt needs a fresh UUID",
             )
@@ -223,7 +223,10 @@ class Stages:
     def finish(self, stage: Stage, rows: int) -> dict[str, Any]:
         """The receipt; the stage is durable then. StageError: it is not, and is dropped."""
         if rows != stage.rows:
-            raise StageError(f"stage {stage.id} has {stage.rows} rows, its producer sent {rows}", code="stage_counts")
+            raise StageError(
+                f"stage {stage.id} has {stage.rows} rows, but its producer says that it sent {rows}",
+                code="stage_counts",
+            )
         stage.close_groups()
         receipt = stage.receipt()
         stage.file.finish({**receipt, "min_time": stage.min_time, "max_time": stage.max_time})

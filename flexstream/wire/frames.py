@@ -128,13 +128,13 @@ class Header:
         """The header in the first 32 bytes. Raises WireError for a wrong magic, version or type."""
         magic, version, kind, flags, group, payload_bytes, crc, value, sequence = HEADER.unpack_from(data)
         if magic != MAGIC:
-            raise WireError(ErrorCode.BAD_MAGIC, f"magic is 0x{magic:04x}, expected 0x{MAGIC:04x}")
+            raise WireError(ErrorCode.BAD_MAGIC, f"the frame's magic is 0x{magic:04x}, not 0x{MAGIC:04x}")
         if version != VERSION:
-            raise WireError(ErrorCode.BAD_VERSION, f"version is {version}, expected {VERSION}")
+            raise WireError(ErrorCode.BAD_VERSION, f"the frame has protocol version {version}, not {VERSION}")
         try:
             frame_type = FrameType(kind)
         except ValueError:
-            raise WireError(ErrorCode.BAD_TYPE, f"frame type {kind} does not exist") from None
+            raise WireError(ErrorCode.BAD_TYPE, f"no frame type has the number {kind}") from None
         return cls(frame_type, group, value, sequence, payload_bytes, flags, crc, version)
 
 
@@ -213,5 +213,5 @@ def lanes_frame(group: int, lanes: Mapping[int, int]) -> bytes:
 def lanes_of(payload: bytes) -> dict[int, int]:
     """{number: steer} of a LANES frame. Raises WireError."""
     if len(payload) % LANE.size:
-        raise WireError(ErrorCode.BAD_LENGTH, f"LANES with {len(payload)} bytes of payload")
+        raise WireError(ErrorCode.BAD_LENGTH, f"a LANES frame cannot have {len(payload)} bytes of payload")
     return {number: steer for number, steer, _ in LANE.iter_unpack(payload)}

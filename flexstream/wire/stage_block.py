@@ -87,10 +87,10 @@ def check_crc(header: Header, payload: Any) -> bool:
 def check_header(header: Header) -> None:
     """Whether a DATA frame of a staging connection may be read. Raises WireError."""
     if not header.flags & Flags.CRC:
-        raise WireError(ErrorCode.BAD_CRC, "staged rows need a CRC")
+        raise WireError(ErrorCode.BAD_CRC, "a block of staged rows must have a CRC")
     if not 4 <= header.payload_bytes <= MAX_STAGE_FRAME_BYTES:
-        most = f"at most {MAX_STAGE_FRAME_BYTES} are taken"
-        raise WireError(ErrorCode.BAD_LENGTH, f"a block of {header.payload_bytes} bytes; {most}")
+        most = f"the limit is {MAX_STAGE_FRAME_BYTES}"
+        raise WireError(ErrorCode.BAD_LENGTH, f"a block has {header.payload_bytes} bytes; {most}")
 
 
 def decode(header: Header, payload: Bytes, row_bytes: int, groups: int) -> Block:
@@ -105,7 +105,7 @@ def decode(header: Header, payload: Bytes, row_bytes: int, groups: int) -> Block
     if int(counts.sum()) != header.value or header.value * row_bytes != len(rows):
         raise WireError(ErrorCode.BAD_ROW_COUNT, f"{header.value} rows of {row_bytes} bytes are not {len(rows)} bytes")
     if parts and (ids.max() >= groups or counts.min() < 1):
-        raise WireError(ErrorCode.WRONG_GROUP, f"a part of a block is empty, or of a group that is not below {groups}")
+        raise WireError(ErrorCode.WRONG_GROUP, f"a part of a block is empty, or its group is not below {groups}")
     return Block(ids.tolist(), counts.tolist(), rows)
 
 
@@ -116,7 +116,7 @@ def check_groups(block: Block, stream: Stream, groups: int) -> None:
     starts = np.cumsum([0, *block.counts[:-1]])
     first = block.rows.view(stream.schema.dtype)[starts]
     if stream.group_of(first, groups).tolist() != block.groups:
-        raise WireError(ErrorCode.WRONG_GROUP, "a row of a block is not of the group that its table says")
+        raise WireError(ErrorCode.WRONG_GROUP, "a row of a block is not of the group that the block's table names")
 
 
 def time_span(block: Block, stream: Stream, latest: int = TIME_LIMIT) -> tuple[int, int] | None:

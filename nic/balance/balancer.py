@@ -206,7 +206,7 @@ class Balancer:
         counted, waits = check_numbers("rows", rows), check_numbers("waiting", waiting)
         if len(counted) != len(self._rows) or len(waits) != len(self._rows):
             raise ConfigError(
-                f"this balancer has {len(self._rows)} groups; rows has {len(counted)}, waiting {len(waits)}",
+                f"this balancer has {len(self._rows)} groups, but rows has {len(counted)} and waiting has {len(waits)}",
                 code="bad_loads",
                 hint="give one number per group",
             )
@@ -290,7 +290,7 @@ class Balancer:
         """The verdict, its words, and the plan that it is about: the new one, or the candidate that was confirmed."""
         if not self.enabled:
             self._candidate = None
-            return Verdict.OFF, f"automatic moves are off; the plan is: {made.text}", made
+            return Verdict.OFF, f"automatic moves are off; the plan would be: {made.text}", made
         if made.reason is Reason.EVACUATION:
             return Verdict.MOVE, made.text, made
         if self._candidate is not None and self._candidate.fits(made, limits):
@@ -300,15 +300,15 @@ class Balancer:
         if refusal is not None:
             return *refusal, made
         if now_s < self._quiet_until_s:
-            return Verdict.COOLING_DOWN, f"moved or split a moment ago; {made.text}", made
+            return Verdict.COOLING_DOWN, f"groups moved or split a moment ago; {made.text}", made
         if self.config.confirm_ticks == 1:
             return Verdict.MOVE, made.text, made
         self._candidate = Candidate(made, limits, now_s, len(self._rows))
-        return Verdict.CONFIRMING, f"seen once, waiting for fresh rows to agree; {made.text}", made
+        return Verdict.CONFIRMING, f"seen once, waiting for new rows to confirm it; {made.text}", made
 
     def _refusal(self, made: Plan, band: float) -> tuple[Verdict, str] | None:
         if made.reason is Reason.NO_LOAD or band >= SHARE:
-            return Verdict.QUIET, "too few rows to tell"
+            return Verdict.QUIET, "there are too few rows to decide"
         if made.imbalance_before <= band:
             return Verdict.IN_BAND, f"imbalance {made.imbalance_before:.1f}% is within {band:.1f}%"
         if not made.moves:
@@ -327,7 +327,7 @@ class Balancer:
         band = self.band_percent(total, effective.workers - len(effective.inactive), now_s - candidate.at_s)
         gain, sigma = candidate.gain(growth, self.config)
         wanted = band * band + self.config.gain_sigmas * sigma
-        numbers = f"on fresh rows the gain is {gain:.0f}, wanted {wanted:.0f}"
+        numbers = f"on new rows the gain is {gain:.0f}, and {wanted:.0f} is needed"
         if candidate.ticks >= self.config.confirm_ticks and gain >= wanted:
             # While a load turns, a plan is made from rows of before and after, and moves too little: what is left would
             # need a second one. That something must move is proven; what, the fresh rows know best.

@@ -92,11 +92,13 @@ def group_percent(loads: Numbers, accumulation: Numbers, workers: int, weights: 
     load, waiting = check_numbers("loads", loads), check_numbers("accumulation", accumulation)
     if len(load) != len(waiting):
         raise ConfigError(
-            f"loads has {len(load)} groups, accumulation {len(waiting)}", code="bad_loads", hint="give one per group"
+            f"loads has {len(load)} groups, but accumulation has {len(waiting)}",
+            code="bad_loads",
+            hint="give one per group",
         )
     load_sum, waiting_sum = float(load.sum()), float(waiting.sum())
     if not (math.isfinite(load_sum) and math.isfinite(waiting_sum)):
-        raise ConfigError("the numbers are too large to be added up", code="bad_loads", hint="give rows, not bytes")
+        raise ConfigError("the numbers are too large to add up", code="bad_loads", hint="give rows, not bytes")
     factor = weights.load + weights.accumulation
     total = SHARE * workers
     if load_sum == 0.0 and waiting_sum == 0.0:
@@ -211,13 +213,13 @@ def _explain(
     if made.moves:
         count = f"{len(made.moves)} move{'s' if len(made.moves) > 1 else ''}"
         if limits.max_moves is not None and len(made.moves) >= limits.max_moves:
-            count += f" (as many as one tick may make: {limits.max_moves})"
+            count += f" (one tick may make at most {limits.max_moves})"
         text = f"{count}: imbalance {made.imbalance_before:.1f}% -> {made.imbalance_after:.1f}%"
         if evacuees:
             return Reason.EVACUATION, f"{text}; {evacuees} groups were on inactive workers"
         return Reason.MOVES, f"{text}; {hot}" if hot else text
     if idle:
-        return Reason.NO_LOAD, "no rows came and none wait"
+        return Reason.NO_LOAD, "no rows arrived and none are waiting"
     if limits.workers - len(limits.inactive) == 1 and not evacuees:
         return Reason.ONE_WORKER, "there is only one active worker"
     if hot:
@@ -254,7 +256,7 @@ def check_numbers(name: str, values: Numbers) -> NDArray[np.float64]:
         raise ConfigError(
             f"{name} of group {group} is {array[group]}; it must be finite and not negative",
             code="bad_loads",
-            hint="accumulation is growth: what shrinks counts as 0",
+            hint="accumulation is growth: count a group that shrinks as 0",
         )
     return array
 
@@ -266,19 +268,21 @@ def check_limits(limits: Limits, weights: Weights, placement: Sequence[int], gro
     if limits.workers < 1:
         refuse(f"there must be at least one worker, not {limits.workers}", "give the number of workers")
     if len(placement) != groups:
-        refuse(f"placement has {len(placement)} groups, loads {groups}", "give one worker per group")
+        refuse(f"placement has {len(placement)} groups, but loads has {groups}", "give one worker per group")
     everyone = range(limits.workers)
     for group, worker in enumerate(placement):
         if worker not in everyone:
-            refuse(f"group {group} is on worker {worker}; there are {limits.workers}", "workers count from 0")
+            refuse(f"group {group} is on worker {worker}; there are {limits.workers} workers", "workers count from 0")
     for worker in limits.inactive:
         if worker not in everyone:
-            refuse(f"inactive worker {worker} does not exist; there are {limits.workers}", "workers count from 0")
+            refuse(
+                f"inactive worker {worker} does not exist; there are {limits.workers} workers", "workers count from 0"
+            )
     if len(limits.inactive) >= limits.workers:
         refuse("every worker is inactive", "leave one active: the groups must be somewhere")
     for group in [*limits.frozen, *limits.split]:
         if not 0 <= group < groups:
-            refuse(f"group {group} does not exist; there are {groups}", "groups count from 0")
+            refuse(f"group {group} does not exist; there are {groups} groups", "groups count from 0")
     for group, served_by in limits.split.items():
         if any(worker not in everyone for worker in served_by):
             refuse(f"split group {group} is served by {served_by}; there are {limits.workers} workers", "count from 0")

@@ -163,8 +163,15 @@ class SplitRule:
             return Action("split", group, text, percent, traffic, workers)
         why = "its only connection" if traffic.connections == 1 else f"one of its {traffic.connections} connections"
         if traffic.connections == 0:
-            return Action("too hot", group, f"{said}; its rows do not come by connections", percent, traffic, workers)
-        text = f"{said}; {why} alone is {alone:.0f}%, and its producer opens no lanes: no placement and no split helps"
+            return Action(
+                "too hot",
+                group,
+                f"{said}; its rows do not arrive on connections, so it cannot be split",
+                percent,
+                traffic,
+                workers,
+            )
+        text = f"{said}; {why} alone is {alone:.0f}%, and its producer opens no lanes: no placement or split helps"
         return Action("too hot", group, text, percent, traffic, workers)
 
     def _look_at_split(self, group: int, percent: float, traffic: Traffic) -> list[Action]:
@@ -172,12 +179,12 @@ class SplitRule:
         workers = tuple(traffic.parts)
         if percent < config.undo_percent or traffic.cores < config.undo_cores:
             text = f"group {group} is down to {percent:.0f}% of a worker's share"
-            text += f" and {traffic.cores:.2f} cores: joined again"
+            text += f" and {traffic.cores:.2f} cores: no longer split"
             return [Action("undo", group, text, percent, traffic, workers)]
         most = max(traffic.parts.values(), default=0.0) * len(workers)
         could_be = max(1.0, traffic.busiest * len(workers))
         if most > config.uneven * could_be and traffic.connections >= len(workers):
-            text = f"group {group} is split unevenly ({100 * most / len(workers):.0f}% on one worker): split anew"
+            text = f"group {group} is split unevenly ({100 * most / len(workers):.0f}% on one worker): split again"
             return [Action("again", group, text, percent, traffic, workers)]
         return []
 

@@ -79,7 +79,7 @@ def bpf(command: Command, attribute: bytes, doing: str) -> tuple[int, bytes]:
     """One system call: its result, and the attributes as the kernel left them."""
     machine = os.uname().machine
     if machine not in _SYSCALL:
-        raise BpfError(f"{doing}: the number of bpf(2) on {machine} is not known", errno.ENOSYS)
+        raise BpfError(f"{doing}: FlexStream does not know the number of bpf(2) on {machine}", errno.ENOSYS)
     buffer = ctypes.create_string_buffer(attribute, ATTRIBUTE_BYTES)
     result = _libc.syscall(_SYSCALL[machine], int(command), buffer, ATTRIBUTE_BYTES)
     if result < 0:
@@ -114,7 +114,7 @@ def explain(number: int) -> str:
         missing = missing_capabilities()
         if not missing:
             return (
-                f"{answer}: the privileges are there but do not count here; a user namespace (container), a seccomp "
+                f"{answer}: the process has the privileges, but a user namespace (container), a seccomp "
                 "filter or kernel lockdown refuses bpf(2)"
             )
         disabled = _setting("/proc/sys/kernel/unprivileged_bpf_disabled")

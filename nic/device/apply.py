@@ -117,7 +117,7 @@ class Watch:
             raise ConfigError(
                 f"{device} belongs to the flexstream daemon with process id {holder}, which writes the table itself",
                 code="nic_busy",
-                hint="watch without --put-back; `flexstream status` shows the daemon's own finding of drift",
+                hint="watch without --put-back; `flexstream status` shows what the daemon itself found changed",
             )
 
     def look(self) -> Look:
@@ -132,7 +132,7 @@ class Watch:
         try:
             self._lock.take()  # a daemon may have come since: its moves are changes of the table, and are its own
         except ConfigError as error:
-            return Look(drift, news, problems=(f"nothing is put back: {error.message}",) if news else ())
+            return Look(drift, news, problems=(f"nothing was put back: {error.message}",) if news else ())
         try:
             return self._written_back(drift, news, now)
         finally:

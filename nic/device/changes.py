@@ -217,7 +217,7 @@ def undo(changes: Sequence[Change], settings: Settings, device: str | None = Non
     undone: list[Change] = []
     for change in _order_of_undoing(changes, settings):
         if device is not None and not settings.is_of(device, change.where):
-            dropped.append(f"{change.where} is not {device}'s: left alone")
+            dropped.append(f"{change.where} does not belong to {device}: left alone")
             continue
         try:
             stale = _put_back(change, settings)
@@ -268,7 +268,7 @@ def _put_back_table(change: Change, settings: Settings, why: str | None) -> str 
         # another one gets the old table entry by entry.
         device.set_rss_default()
         if why is not None:
-            return f"{change.where} is the driver's default now: {why}"
+            return f"{change.where} now has the driver's default: {why}"
         if settings.read(change.where) == change.old:
             return None
     settings.write(change.where, change.old)
@@ -307,14 +307,14 @@ def recover(device: str, settings: Settings, folder: Path | None = None) -> None
     Raises ConfigError when something stays changed.
     """
     for path, why in foreign_journals(folder):
-        log.warning("%s is not trusted, and nothing in it is put back: %s", path, why)
+        log.warning("%s is not trusted, so nothing in it is put back: %s", path, why)
     for journal in left_behind(device, folder, owner="daemon"):
         undone = undo_journal(journal, settings)
         if undone.stale is not None:
             log.info("%s: an old journal was dropped: %s", device, undone.stale)
         elif undone.left:
             raise ConfigError(
-                f"{device}: what process {journal.pid} left behind cannot be put back: {'; '.join(undone.problems)}",
+                f"{device}: cannot put back what process {journal.pid} changed: {'; '.join(undone.problems)}",
                 code="nic_undo",
                 hint="`flexstream nic undo` shows more",
             )

@@ -9,8 +9,9 @@ from flexstream.errors import ConfigError
 
 
 class DeviceLock:
-    """An abstract socket, which belongs to the network namespace like the device does, and which the kernel releases
-    with the process. It goes by the device's number: a device that is renamed stays locked."""
+    """The lock that lets one process at a time change a device: an abstract socket, which belongs to the network
+    namespace as the device does. The kernel releases it with the process. It goes by the device's number: a device
+    that is renamed stays locked."""
 
     def __init__(self, device: str) -> None:
         self.device = device

@@ -197,10 +197,12 @@ def irqbalance_finding(cpus: Sequence[int], root: Path = Path("/")) -> Finding |
     banned = next((line for line in text.splitlines() if line.strip().startswith("IRQBALANCE_BANNED_CPU")), None)
     wanted = format_cpus(cpus) or "the workers' cores"
     if banned is not None:
-        return Finding("info", f"irqbalance runs; /{file} has {banned.strip()}", f"check that it names cores {wanted}")
+        return Finding(
+            "info", f"irqbalance is running; /{file} has {banned.strip()}", f"check that it names cores {wanted}"
+        )
     return Finding(
         "warn",
-        "irqbalance runs: it moves the interrupts that were pinned to workers' cores",
+        "irqbalance is running: it moves interrupts away from the workers' cores",
         f"put IRQBALANCE_BANNED_CPULIST={wanted} into /{file} (before irqbalance 1.8: IRQBALANCE_BANNED_CPUS, a mask), "
         "then `systemctl restart irqbalance`; or `systemctl disable --now irqbalance`",
     )
@@ -215,7 +217,7 @@ def steering_findings(device: DeviceFiles) -> list[Finding]:
         found.append(
             Finding(
                 "warn",
-                f"{device.name}: RPS is on for {', '.join(rps)} (cores {cpus}): packets leave the core of their queue",
+                f"{device.name}: RPS is on for {', '.join(rps)} (cores {cpus}): packets leave their queue's core",
                 f"for q in /sys/class/net/{device.name}/queues/rx-*; do echo 0 > $q/rps_cpus; done",
             )
         )
@@ -237,7 +239,7 @@ def rule_findings(device: str, ntuple: bool, rules: int | None) -> list[Finding]
         return [
             Finding(
                 "warn",
-                f"{device}: {rules} ntuple rules: packets that match one bypass the table",
+                f"{device} has {rules} ntuple rules: packets that match one bypass the table",
                 f"`ethtool -n {device}` shows them, `ethtool -N {device} delete N` removes one",
             )
         ]
@@ -264,7 +266,7 @@ def queue_findings(device: str, queues: int, most: int, workers: int, channel: s
         return [
             Finding(
                 "warn",
-                f"{device}: {_queues(queues)} for {workers} workers: workers share a queue's core, and the rest "
+                f"{device} has {_queues(queues)} for {workers} workers: some workers "
                 "get their packets from another core",
                 f"{more}; or serve with --workers {queues}",
             )
@@ -273,8 +275,8 @@ def queue_findings(device: str, queues: int, most: int, workers: int, channel: s
         return [
             Finding(
                 "info",
-                f"{device}: {_queues(queues)} for {workers} workers: the table uses the first {workers}",
-                f"more workers, or `ethtool -L {device} {channel} {workers}`",
+                f"{device} has {_queues(queues)} for {workers} workers: the table uses the first {workers}",
+                f"start more workers, or run `ethtool -L {device} {channel} {workers}`",
             )
         ]
     return []

@@ -79,7 +79,7 @@ class Facts:
         if self.rss is None:
             return self.reasons["table"]
         if not self.rss.table:
-            return f"no table: driver {self.driver} answered with one of 0 entries"
+            return f"no table: driver {self.driver} answered with a table of 0 entries"
         return None
 
     def steering(self, groups: int) -> Steering | str:
@@ -93,7 +93,9 @@ class Facts:
         if self.rss.function not in ("toeplitz", None):
             return f"no alignment: the hash function is {self.rss.function}, not toeplitz"
         if self.rss.input_transform:
-            return f"no alignment: the hash's input is transformed (symmetric RSS, {self.rss.input_transform:#x})"
+            return (
+                f"no alignment: the device transforms the hash's input (symmetric RSS, {self.rss.input_transform:#x})"
+            )
         try:
             return Steering(self.rss.key, self.tcp_fields(), len(self.rss.table), groups)
         except ValueError as error:
@@ -114,7 +116,7 @@ class Facts:
             found.append(
                 Finding(
                     "warn",
-                    f"/sys shows another network namespace than {self.device}'s: queues, RPS and driver are unknown",
+                    f"/sys does not show the network namespace of {self.device}: queues, RPS and driver are unknown",
                     "mount sysfs inside the namespace, as `ip netns exec` does",
                 )
             )
@@ -135,7 +137,7 @@ class Facts:
             found.append(
                 Finding(
                     "warn",
-                    f"{self.device}: the hash of TCP over IPv6 does not read the ports: no alignment there",
+                    f"{self.device}: the hash of TCP over IPv6 does not read the ports, so IPv6 is not aligned",
                     f"ethtool -N {self.device} rx-flow-hash tcp6 sdfn",
                 )
             )
@@ -223,7 +225,9 @@ def _ask(files: DeviceFiles, way: RssTransport, root: Path) -> Facts:
     # Interrupts of queues that are switched off are still there with some drivers.
     queue_irq = {queue: irq for queue, irq in queue_irq.items() if queue < queues}
     if not queue_irq:
-        reasons["interrupts"] = f"no interrupt in /proc/interrupts is known as a receive queue's of driver {driver}"
+        reasons["interrupts"] = (
+            f"/proc/interrupts names no interrupt that is known as a receive queue of driver {driver}"
+        )
     obstacles = [pinning_obstacle(irq, root) for irq in queue_irq.values()]
     node = files.numa_node()
     return Facts(

@@ -240,14 +240,14 @@ def pinning_obstacle(interrupt: int, root: Path = Path("/")) -> str | None:
     """Why this interrupt cannot be pinned from here, or None. It tries nothing."""
     path = root / f"proc/irq/{interrupt}/smp_affinity_list"
     if not path.exists():
-        return f"there is no {path}: /proc/irq is not shown here, as in many containers"
+        return f"there is no {path}: many containers hide /proc/irq"
     try:
         if os.statvfs(path).f_flag & os.ST_RDONLY:
             return "/proc/irq is mounted read-only, as in containers: pin on the host (`flexstream nic plan --script`)"
     except OSError as error:
         return f"{path}: {error.strerror}"
     if not os.access(path, os.W_OK):
-        return f"{path} may not be written by this user: root is needed, or `flexstream nic grant`"
+        return f"this user may not write {path}: run as root, or use `flexstream nic grant`"
     return None
 
 

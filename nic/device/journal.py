@@ -63,11 +63,11 @@ class Origin:
         if self.boot_id != now.boot_id:
             return "it is from before the last reboot, which undid everything"
         if self.netns != now.netns:
-            return f"it speaks of the {self.device} of another network namespace"
+            return f"it is about {self.device} in another network namespace"
         if now.ifindex == 0:
             return f"{self.device} is gone, and its settings with it"
         if self.ifindex != now.ifindex:
-            return f"{self.device} is another device now (index {now.ifindex}, was {self.ifindex})"
+            return f"{self.device} is now another device (index {now.ifindex}, was {self.ifindex})"
         return None
 
 
@@ -147,8 +147,8 @@ class Journal:
             else:
                 return journal
         raise JournalError(
-            f"{device}: no place to note what is changed ({'; '.join(problems)}), so nothing is changed",
-            hint="run as root, or set FLEXSTREAM_NIC_DIR to a folder that may be written",
+            f"{device}: there is no place for the journal of changes ({'; '.join(problems)}), so nothing is changed",
+            hint="run as root, or set FLEXSTREAM_NIC_DIR to a folder that you may write to",
         )
 
     @classmethod
@@ -170,7 +170,7 @@ class Journal:
             raise JournalError(f"{path} is not trusted: {error}", hint=_foreign_hint(path)) from None
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, FlexStreamError) as error:
             raise JournalError(
-                f"{path}: this journal cannot be read: {getattr(error, 'message', error)}",
+                f"cannot read the journal {path}: {getattr(error, 'message', error)}",
                 hint="put the settings back by hand (`flexstream nic show`), then remove the file",
             ) from None
 
@@ -278,9 +278,9 @@ def _files(folder: Path | None, *, foreign: bool) -> Iterator[tuple[Path, str]]:
         except PermissionError:
             if not foreign:
                 raise JournalError(
-                    f"{place} may not be read by this user", hint="run as root, or as the daemon's user"
+                    f"this user may not read {place}", hint="run as root, or as the daemon's user"
                 ) from None
-            yield place, f"{place} may not be read by this user"
+            yield place, f"this user may not read {place}"
             continue
         except OSError:
             continue
@@ -299,7 +299,7 @@ def _not_ours(place: Path) -> str:
     except OSError as error:
         return f"{place}: {error.strerror}"
     if there and not os.access(place, os.W_OK | os.X_OK):
-        return f"{place} may not be changed by this user"
+        return f"this user may not change {place}"
     return ""
 
 
@@ -318,8 +318,8 @@ def _is_of(path: Path, device: str) -> bool:
 
 def _foreign_hint(path: Path) -> str:
     return (
-        "a journal makes its reader change the machine, so only your own and root's are read: "
-        f"the service puts its own back when it starts or stops; then remove {path.name}"
+        "a journal makes its reader change the machine, so flexstream reads only your own and root's: "
+        f"the service puts its changes back when it starts or stops; then remove {path.name}"
     )
 
 

@@ -155,7 +155,7 @@ def _pyroute2(device: str) -> Iterator[Any]:
         from pyroute2.ethtool.ioctl import NoSuchDevice, NotSupportedError
     except ImportError:
         raise ConfigError(
-            "rings and coalescing are set by pyroute2, which is not installed",
+            "setting rings and coalescing needs pyroute2, which is not installed",
             code="nic_pyroute2",
             hint="pip install flexstream[nic], or use ethtool(8)",
         ) from None

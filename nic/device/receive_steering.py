@@ -26,7 +26,9 @@ _LOOKS = 3  # devices come and go while they are listed
 
 
 class ReceiveSteering:
-    """Guarantees: what `changes()` lists is in the journal on disk, and was so before it was changed.
+    """RPS of one device, and the offloads that generic XDP cannot live with.
+
+    Guarantees: what `changes()` lists is in the journal on disk, and was so before it was changed.
 
     Assumes that the caller holds the device's lock while it changes anything.
     """
@@ -46,7 +48,7 @@ class ReceiveSteering:
         files = [_NET / self.device / "queues" / queue / "rps_cpus" for queue in self._queues()]
         if not sysfs_shows_this_namespace():
             return (
-                "/sys shows another network namespace than this process is in; mount sysfs inside "
+                "/sys does not show the network namespace of this process; mount sysfs inside it "
                 "(`ip netns exec` does)"
             )
         if not files or not all(file.exists() for file in files):
@@ -73,9 +75,9 @@ class ReceiveSteering:
             self._change(Change(where, old, value))
             if (now := self._settings.read(where)) != value:  # isolated cores are left out without a word
                 raise ConfigError(
-                    f"{where}: wrote {value}, and the kernel made it {now or 'none'}",
+                    f"{where}: wrote {value}, but the kernel set {now or 'none'}",
                     code="nic_refused",
-                    hint="cores that are offline or isolated (isolcpus=) get no packets: give the workers others",
+                    hint="cores that are offline or isolated (isolcpus=) get no packets: give the workers other cores",
                 )
         self._wanted = wanted
 
@@ -104,7 +106,7 @@ class ReceiveSteering:
             except ConfigError:
                 return []  # the device is gone, which is another finding
             if now != value:
-                found.append(f"{where}: {now or 'none'}, we had set {value}")
+                found.append(f"{where}: it is {now or 'none'}, but FlexStream had set {value}")
         return found
 
     def rename(self, device: str) -> None:

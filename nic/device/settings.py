@@ -46,7 +46,7 @@ _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
 class Settings:
-    """Reads and writes by name. `root` is for tests of what is files."""
+    """The settings of network devices, read and written by name. `root` is for tests of what is files."""
 
     def __init__(self, root: Path = Path("/"), open_rss: Callable[[str], RssTransport] | None = None) -> None:
         self._root = root
@@ -117,11 +117,11 @@ class Settings:
             if part["rss"] == "key":
                 now = len(self.device(part["device"]).rss().key)
                 size = len(value.replace(":", "")) // 2
-                return None if now == size else f"the old key has {size} bytes, the device's has {now}"
+                return None if now == size else f"the old key has {size} bytes, but the device's key has {now}"
             if part["channels"]:
                 channels = self.device(part["device"]).ioctl.channels()
                 most = getattr(channels, f"max_{part['channels']}")
-                return None if int(value) <= most else f"it was {value}, the device has no more than {most} now"
+                return None if int(value) <= most else f"it was {value}, but the device now has no more than {most}"
             if part["irq"]:
                 return self._offline(parse_cpus(value))
         except OSError:
@@ -165,9 +165,9 @@ def _parse(where: str) -> dict[str, str]:
     match = _NAME.fullmatch(where) if isinstance(where, str) else None
     if match is None:
         raise ConfigError(
-            f"{where!r} is no setting that flexstream knows",
+            f"flexstream does not know a setting {where!r}",
             code="nic_setting",
-            hint='settings are named like "eth0 table", "eth0 channels combined" or "irq 38 cpus"',
+            hint='write a setting such as "eth0 table", "eth0 channels combined" or "irq 38 cpus"',
         )
     return match.groupdict()
 
@@ -220,13 +220,15 @@ def check_change(change: Change, device: str) -> None:
             check_value(change.where, value)
     named = _parse(change.where)["device"]
     if named is not None and named != device:
-        raise ConfigError(f"{change.where!r} is no setting of {device}", code="nic_setting", hint=None)
+        raise ConfigError(f"{change.where!r} is not a setting of {device}", code="nic_setting", hint=None)
 
 
 def check_device(name: str) -> None:
     """Raises ConfigError for what can be no device's name."""
     if re.fullmatch(_DEVICE + " ", name + " ") is None:
-        raise ConfigError(f"{name!r} is no device name", code="nic_device", hint="`ip link` shows the devices")
+        raise ConfigError(
+            f"{name!r} is not the name of a device", code="nic_device", hint="`ip link` shows the devices"
+        )
 
 
 def interrupt_of(where: str) -> int | None:
@@ -246,10 +248,10 @@ def renamed(change: Change, old: str, new: str) -> Change:
 def _table_too_large(device: RssTransport, value: str) -> str | None:
     old, now = parse_table(value), device.rss().table
     if len(old) != len(now):
-        return f"the old table has {len(old)} entries, the device's has {len(now)}"
+        return f"the old table has {len(old)} entries, but the device's has {len(now)}"
     queues = device.ioctl.rx_rings()
     if max(old, default=0) >= queues:
-        return f"the old table names queue {max(old)}, and the device has {queues} receive queues now"
+        return f"the old table names queue {max(old)}, but the device now has {queues} receive queues"
     return None
 
 
@@ -309,7 +311,7 @@ def _features(device: EthtoolIoctl, name: str) -> dict[str, bool]:
 
 def _fixed(device: str, name: str, on: bool) -> ConfigError:
     return ConfigError(
-        f"{device}: {name} stays {'off' if on else 'on'}: the driver has it fixed",
+        f"{device}: {name} stays {'off' if on else 'on'}: the driver does not let it change",
         code="nic_refused",
         hint=f"`ethtool -k {device}` shows [fixed]",
     )
@@ -348,7 +350,9 @@ def parse_table(text: str) -> tuple[int, ...]:
         return tuple(int(entry) for entry in text.split(",") if entry.strip())
     except ValueError:
         raise ConfigError(
-            f"{shorten(text)!r} is no table", code="nic_setting", hint="a table is queue numbers with commas: 0,1,0,1"
+            f"{shorten(text)!r} is not a table",
+            code="nic_setting",
+            hint="a table is queue numbers with commas: 0,1,0,1",
         ) from None
 
 

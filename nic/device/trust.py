@@ -36,11 +36,11 @@ def read_text(path: Path) -> str:
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise Distrusted(f"{path} is no ordinary file")
+            raise Distrusted(f"{path} is not an ordinary file")
         _check(path, found)
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
-        raise ValueError(f"longer than {MOST_BYTES} bytes")
+        raise ValueError(f"it is longer than {MOST_BYTES} bytes")
     return data.decode()
 
 
@@ -50,7 +50,7 @@ def _check(place: Path, found: os.stat_result, *, sticky_is_enough: bool = False
         raise Distrusted(f"{place} belongs to user {user_name(found.st_uid)}")
     others = stat.S_IWOTH | (stat.S_IWGRP if me == 0 else 0)
     if found.st_mode & others and not (sticky_is_enough and found.st_mode & stat.S_ISVTX):
-        raise Distrusted(f"{place} may be written by others (mode {stat.S_IMODE(found.st_mode):o})")
+        raise Distrusted(f"others may write {place} (mode {stat.S_IMODE(found.st_mode):o})")
 
 
 def user_name(uid: int) -> str:

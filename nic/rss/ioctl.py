@@ -110,8 +110,8 @@ def refused(what: str, device: str, error: OSError, driver: str | None = None) -
         errno.EPERM: "it needs CAP_NET_ADMIN: run as root, or use the drop-in packaging/flexstream-nic.conf",
         errno.EACCES: "it needs root, and a /proc or /sys that is not mounted read-only",
         errno.EROFS: "/proc or /sys is mounted read-only, as in a container: do this on the host",
-        errno.ENODEV: "the device is gone: `ip link` shows those that are there",
-        errno.EBUSY: "something else holds it: another table user, an XDP program or a running reset",
+        errno.ENODEV: "the device is gone: `ip link` shows the devices",
+        errno.EBUSY: "something else is using it: another user of the table, an XDP program or a reset",
     }
     who = f"driver {driver}" if driver else "the kernel"
     message = f"{device}: {what}: {who} answered {errno_name(error)} ({os.strerror(error.errno or 0)})"
@@ -132,7 +132,9 @@ class EthtoolIoctl:
 
     def __init__(self, device: str, ioctl: IOCTL = _ioctl) -> None:
         if not 0 < len(device.encode()) < 16 or "/" in device or device.strip() != device:
-            raise ConfigError(f"{device!r} is no device name", code="nic_device", hint="`ip link` shows the devices")
+            raise ConfigError(
+                f"{device!r} is not the name of a device", code="nic_device", hint="`ip link` shows the devices"
+            )
         self.device = device
         self._ioctl = ioctl
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)

@@ -103,7 +103,7 @@ class CounterMessage(genlmsg):
 
 
 class GenericNetlink:
-    """One request at a time on a socket of its own: no state is shared, so any thread may ask."""
+    """Requests to the kernel by generic netlink, each on its own socket: nothing is shared, so any thread may ask."""
 
     def __init__(self, limit_s: float = ANSWER_LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -160,7 +160,7 @@ class GenericNetlink:
             while at + 16 <= len(data):
                 size, kind, flags, number = struct.unpack_from("=IHHI", data, at)
                 if size < 16:
-                    raise OSError(errno.EPROTO, "a netlink message with an impossible length")
+                    raise OSError(errno.EPROTO, "the kernel sent a netlink message of an impossible length")
                 if number == sequence:
                     yield kind, flags, data[at : at + size]
                 at += size + 3 & ~3
@@ -181,7 +181,7 @@ class RssNetlink:
     def rss(self) -> Rss:
         replies = self._ask(ETHTOOL_MSG_RSS_GET, [])
         if not replies:
-            raise OSError(errno.ENODATA, "the kernel acknowledged RSS_GET and sent no answer")
+            raise OSError(errno.ENODATA, "the kernel acknowledged RSS_GET but sent no answer")
         reply = replies[0]
         table = reply.get_attr("ETHTOOL_A_RSS_INDIR") or b""
         return Rss(

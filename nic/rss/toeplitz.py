@@ -47,7 +47,7 @@ def packet_bytes(source: tuple[str, int], destination: tuple[str, int]) -> bytes
 def key_windows(key: bytes, bits: int) -> Hashes:
     """The 32 bits of the key from bit i on, for every bit i of an input: the hash is the XOR of those that are set."""
     if len(key) * 8 < bits + 31:
-        raise ValueError(f"a key of {len(key)} bytes cannot hash {bits // 8} bytes: {bits // 8 + 4} are needed")
+        raise ValueError(f"a key of {len(key)} bytes cannot hash {bits // 8} bytes: it needs {bits // 8 + 4}")
     number, length = int.from_bytes(key, "big"), len(key) * 8
     windows = np.array([(number << 32 >> (length - bit)) & 0xFFFFFFFF for bit in range(bits)], dtype=np.uint32)
     windows.flags.writeable = False

@@ -36,7 +36,9 @@ class RssTransport:
     def __init__(self, device: str, *, ioctl: EthtoolIoctl | None = None, way: str | None = None) -> None:
         chosen = way or os.environ.get("FLEXSTREAM_NIC_WAY") or "auto"
         if chosen not in ("auto", "ioctl", "netlink"):
-            raise ConfigError(f"FLEXSTREAM_NIC_WAY={chosen!r}", code="nic_setting", hint="it is auto, ioctl or netlink")
+            raise ConfigError(
+                f"FLEXSTREAM_NIC_WAY={chosen!r} is unknown", code="nic_setting", hint="set it to auto, ioctl or netlink"
+            )
         self.device = device
         self.ioctl = ioctl or EthtoolIoctl(device)
         self._netlink: RssNetlink | None = None
@@ -45,10 +47,10 @@ class RssTransport:
 
     def _choose(self, chosen: str) -> None:
         if chosen == "ioctl":
-            self.reason = "the ioctl was asked for"
+            self.reason = "FLEXSTREAM_NIC_WAY asks for the ioctl"
             return
         if chosen == "auto" and kernel_release() < RSS_GET_SINCE:
-            self.reason = f"RSS_GET came with Linux 6.2, this is {platform.release()}"
+            self.reason = f"RSS_GET came with Linux 6.2, and this is {platform.release()}"
             return
         try:
             from flexstream.nic.rss.netlink import RssNetlink
@@ -102,7 +104,7 @@ class RssTransport:
                 refusal = error
             self.ioctl.set_rss(table=table, key=key)
             self._netlink_writes = False
-            self.reason = f"the kernel answered RSS_SET with {errno_name(refusal)}, the ioctl works"
+            self.reason = f"the kernel answered RSS_SET with {errno_name(refusal)}, but the ioctl works"
         else:
             self.ioctl.set_rss(table=table, key=key)
 

@@ -216,9 +216,9 @@ class ResultLog:
                 first = self._segments[0].first_offset
                 if offset < first:
                     raise ResultLogError(
-                        f"offset {offset} is gone: the log starts at {first} now",
+                        f"offset {offset} is gone: the log now begins at {first}",
                         code="offset_expired",
-                        hint=f"go on at offset {first}, or raise retention_bytes / retention_s",
+                        hint=f"continue at offset {first}, or raise retention_bytes / retention_s",
                     )
                 if offset >= self._segments[-1].next_offset:
                     return None
@@ -425,10 +425,10 @@ def _io_error(action: str, directory: Path | None, error: BaseException) -> Resu
         return ResultLogError(
             f"cannot {action} the result log in {directory}: {error}",
             code="disk_full",
-            hint="free some space or lower retention_bytes; nothing was lost, the write may be retried",
+            hint="free some space or lower retention_bytes; nothing is lost, and the write can be tried again",
         )
     return ResultLogError(
         f"cannot {action} the result log in {directory}: {error}",
         code="log_io",
-        hint="look at the disk and the directory's permissions",
+        hint="check the disk and the permissions of the directory",
     )

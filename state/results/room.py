@@ -18,7 +18,7 @@ class Tenant(Protocol):
 
 
 class Room:
-    """`most_bytes` for the logs in it. Past them the log that has the most forgets its oldest rows. Thread-safe."""
+    """A bound, `most_bytes`, that several logs share. Past it the largest log forgets its oldest rows. Thread-safe."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes

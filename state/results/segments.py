@@ -191,22 +191,22 @@ class Segment:
         version = metadata.get(_VERSION_KEY, b"none").decode()
         if version != FORMAT_VERSION:
             raise ResultLogError(
-                f"{self.path} has result-log format {version}; this version reads {FORMAT_VERSION}",
+                f"{self.path} has result-log format {version}; this version reads format {FORMAT_VERSION}",
                 code="log_format",
                 hint="read it with the version that wrote it, or move the directory away",
             )
         if not fits(found, self._wanted):
             raise ResultLogError(
-                f"{self.path} has columns [{_columns(found)}], the query now [{_columns(self._wanted)}]",
+                f"{self.path} has columns [{_columns(found)}], but the query now has [{_columns(self._wanted)}]",
                 code="log_schema",
-                hint="give the changed query another name: a log has one set of columns, and its offsets stay; "
-                f"or stop, and move {self.path.parent} away",
+                hint="give the changed query another name (a log has one set of columns, and its offsets stay), "
+                f"or stop and move {self.path.parent} away",
             )
         if metadata.get(_FIRST_KEY) != str(self.first_offset).encode():
             raise ResultLogError(
-                f"{self.path} was renamed: inside, its first offset is {metadata.get(_FIRST_KEY)!r}",
+                f"{self.path} was renamed: the first offset inside is {metadata.get(_FIRST_KEY)!r}",
                 code="log_renamed",
-                hint="restore the file's name: offsets must keep their meaning",
+                hint="give the file its old name back: offsets must keep their meaning",
             )
         self.life, self._schema = _life_of(metadata), found
         return True

@@ -107,7 +107,7 @@ class AppliedBatches:
 
 def _full(who: str, most: int, instead: str) -> StageError:
     return StageError(
-        f"{who} {most} queries and jobs whose batches may be repeated yet: there is no room for a new one",
+        f"{who} {most} queries and jobs whose batches may still be repeated: there is no room for another",
         code="sink_full",
-        hint=f"use {instead}a shorter remember_s: what may not be repeated any more makes room",
+        hint=f"use {instead}a shorter remember_s: a query makes room once its batches can no longer be repeated",
     )

@@ -36,7 +36,7 @@ Record = dict[str, Any]
 
 
 class CommitJournal:
-    """The applied batches. `directory` None keeps it in memory. Thread-safe."""
+    """Which batches are committed, and which are applied. `directory` None keeps it in memory. Thread-safe."""
 
     def __init__(self, directory: Path | None) -> None:
         """Read the journal. Raises StageError (`journal_damaged`, `stage_io`)."""
@@ -71,9 +71,9 @@ class CommitJournal:
             if record is None:
                 if index < len(lines) - 1:
                     raise StageError(
-                        f"{path} is damaged in line {index + 1}, and it is not the last",
+                        f"{path} is damaged in line {index + 1}, which is not the last one",
                         code="journal_damaged",
-                        hint="restore it from a backup: without it committed rows of open windows are lost",
+                        hint="restore it from a backup: without it, committed rows of open windows are lost",
                     )
                 torn += len(line) + 1
                 break

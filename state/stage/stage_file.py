@@ -213,7 +213,7 @@ class StageFile:
         return StageError(
             f"stage {self.path} is damaged at byte {position}",
             code="stage_damaged",
-            hint="the disk lost what was committed: restore the file from a backup and restart",
+            hint="the disk lost committed rows: restore the file from a backup and restart the daemon",
         )
 
     # The end ------------------------------------------------------------------------------------------------
@@ -259,5 +259,5 @@ def io_error(action: str, path: Path | None, error: OSError) -> StageError:
     return StageError(
         f"cannot {action} the stage {path}: {error.strerror or error}",
         code="stage_io",
-        hint="look at the daemon's disk and the directory's permissions; nothing of the batch was applied",
+        hint="check the daemon's disk and the permissions of the directory; nothing of the batch was applied",
     )

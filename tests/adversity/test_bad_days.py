@@ -465,7 +465,7 @@ def test_a_producer_of_an_engine_that_stays_away_fails_with_a_clear_error():
         producer.send(make_rows(100))
         producer.flush(WAIT_S)
     wait_until(lambda: producer.state == "failed", "the producer to give up")
-    with pytest.raises(ConnectError, match="gave up on") as caught:
+    with pytest.raises(ConnectError, match=r"tried to reach .* and gave up") as caught:
         producer.send(make_rows(100))
     assert caught.value.hint
     with pytest.raises(ConnectError):
@@ -476,7 +476,7 @@ def test_nobody_there_is_a_connect_error_in_time():
     with socket.socket() as taken:  # and nobody else can have the port meanwhile
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        with pytest.raises(ConnectError, match="gave up on"):
+        with pytest.raises(ConnectError, match=r"tried to reach .* and gave up"):
             fs.Producer(f"tcp://127.0.0.1:{port}", stream=STREAM, connect_timeout_s=0.3)
 
 

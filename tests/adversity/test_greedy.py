@@ -217,7 +217,7 @@ def test_a_hello_that_finds_no_room_in_a_mailbox_is_refused_in_time_and_may_try_
         engine.workers[0] = Full(good)
         sock = client.connect()
         sock.sendall(client.hello())
-        assert "no orders" in expect_error(sock, ErrorCode.TOO_MANY_PENDING)["message"]
+        assert "not read its commands" in expect_error(sock, ErrorCode.TOO_MANY_PENDING)["message"]
         assert ErrorCode.TOO_MANY_PENDING in RETRYABLE
         engine.workers[0] = good
         client.open()
@@ -227,7 +227,7 @@ def test_health_names_a_worker_that_takes_no_orders(monkeypatch):
     monkeypatch.setattr("flexstream.engine.health.ANSWER_S", 0.2)
     with serving(workers=2) as engine:
         engine.workers[1] = Stuck(engine.workers[1])
-        assert engine.health()["problem"] == "worker 1 has taken no order for 0.2 s"
+        assert engine.health()["problem"] == "worker 1 has not read its commands for 0.2 s"
 
 
 @pytest.mark.parametrize("state", ["draining", "stopped"])

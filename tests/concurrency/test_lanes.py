@@ -216,7 +216,7 @@ def test_a_producer_without_lanes_is_not_asked_and_not_split() -> None:
         producer.send(rows)
         producer.flush(FINISH_S)
         assert not engine.lanes.can_open(group_of(rows))
-        with pytest.raises(EngineError, match="one connection is one worker's"):
+        with pytest.raises(EngineError, match="a connection has one worker"):
             engine.split(group_of(rows), [0, 1])
         assert further(producer) == 0
 
@@ -227,7 +227,7 @@ def test_without_a_free_session_there_is_no_lane_and_no_harm() -> None:
         with fs.Producer(address(engine), stream=STREAM, linger_ms=1) as producer:
             producer.send(rows)
             producer.flush(FINISH_S)
-            with pytest.raises(EngineError, match="one connection is one worker's"):
+            with pytest.raises(EngineError, match="a connection has one worker"):
                 engine.split(group_of(rows), [0, 1])
             assert (further(producer), producer.state) == (0, "connected")
         assert_right(engine, rows)

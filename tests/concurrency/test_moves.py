@@ -399,7 +399,7 @@ def test_one_connection_alone_is_not_split() -> None:
         producer.send(rows)
         producer.flush(FINISH_S)
         group = int(STREAM.group_of(rows[:1], GROUPS)[0])
-        with pytest.raises(EngineError, match="one connection is one worker's"):
+        with pytest.raises(EngineError, match="a connection has one worker"):
             engine.mover.split(group, 1 - engine.placement()[group])
         assert engine.mover.splits() == []
 

@@ -124,7 +124,7 @@ def test_everything_can_be_ordered_while_rows_arrive_and_no_result_knows_of_it(d
 
 def test_plan_changes_nothing(daemon: Daemon) -> None:
     before = daemon.placement()
-    assert "no rows came" in daemon("plan")
+    assert "no rows arrived" in daemon("plan")
     made = daemon.json("plan")
     assert made["plan"] == []
     assert made["reason"] == "no_load"
@@ -239,7 +239,7 @@ def test_a_group_is_split_and_joined_by_hand(daemon: Daemon) -> None:
     [
         (("split", "99", "1"), "must be from 0 to"),
         (("split", "1", "7"), "must be from 0 to 1"),
-        (("split", "0", "1"), "one connection is one worker's"),
+        (("split", "0", "1"), "a connection has one worker"),
         (("unsplit", "99"), "must be from 0 to"),
     ],
 )

@@ -371,7 +371,7 @@ def test_watch_puts_nothing_back_behind_a_daemon_that_came_later(machine: Machin
     finally:
         child.send_signal(signal.SIGINT)
         _, said = child.communicate(timeout=30)
-    assert "nothing is put back: va is in use by another flexstream" in said
+    assert "nothing was put back: va is in use by another flexstream" in said
 
 
 def change_and_die(device: str) -> None:

@@ -130,7 +130,7 @@ def fail_to_start(device: str, folder: Path) -> None:
     assert nic.changes() == ()
     nic.start([1])  # it was released: another try may succeed
     assert nic.table() == (0,) * 128
-    with pytest.raises(ConfigError, match="started already"):
+    with pytest.raises(ConfigError, match="already started"):
         nic.start([1])
     nic.close()
     with pytest.raises(ConfigError, match="closed"):
@@ -265,7 +265,7 @@ def journals_of_others(folder: Path, uid: int) -> tuple[int, list[str], list[str
     return len(left_behind("lo", folder)), devices_with_journals(folder), [why for _, why in foreign_journals(folder)]
 
 
-@pytest.mark.parametrize(("mode", "why"), [(0o750, "may not be read"), (0o755, "may not be changed by this user")])
+@pytest.mark.parametrize(("mode", "why"), [(0o750, "this user may not read"), (0o755, "this user may not change")])
 def test_what_root_left_is_not_the_service_s_to_undo_and_not_in_its_way(mode: int, why: str) -> None:
     with namespace() as where, tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
@@ -421,13 +421,13 @@ def somebody_else_changes_it(pair: Pair, folder: Path) -> None:
         assert here.nic.drift() == []
         say("started")
         heard()  # RPS is off now
-        assert here.nic.drift() == [f"{pair.server_device} rx-0 rps_cpus: 0, we had set 0-1"]
+        assert here.nic.drift() == [f"{pair.server_device} rx-0 rps_cpus: it is 0, but FlexStream had set 0-1"]
         assert "rps_cpus" in here.nic.health().reason
         for flow in flows:
             eventually_arrives_on(flow, 0)
         found = here.nic.verify([flow.connection() for flow in flows])
         assert found.verdict == "disobeyed", found
-        assert "arrived elsewhere" in found.reason
+        assert "did not arrive where the table says" in found.reason
         assert here.nic.disobeyed_packets() > 0
         here.nic.reapply()
         assert here.nic.drift() == []

@@ -298,7 +298,7 @@ def test_a_table_that_two_queues_cannot_hold_keeps_neither_undo_nor_serve_from_w
         guest.run("ethtool", "-L", DEVICE, "combined", "2")
         assert killed.kill() == -9
         said = flexstream(guest, "nic", "undo")
-        assert "the old table names queue 2, and the device has 2 receive queues now" in said
+        assert "the old table names queue 2, but the device now has 2 receive queues" in said
         assert set(observed.table(guest)) == {0, 1}
         again = serve(guest, data_dir="/run/tmp/fewer")
         assert again.get("/v1/nic")["nic"]["kind"] == "ethtool"

@@ -87,7 +87,7 @@ def test_a_job_with_a_name_is_applied_once_however_often_it_runs(spark: Any, dae
 def test_a_job_under_a_used_name_with_other_rows_is_an_error(spark: Any, daemon: Daemon) -> None:
     rows = make_rows(2_000)
     writing(frame(spark, rows), daemon, job="2026-01-01").save()
-    with pytest.raises(Exception, match="had 2000 rows; now it comes with 1999"):
+    with pytest.raises(Exception, match="had 2000 rows; this commit has 1999"):
         writing(frame(spark, rows[1:]), daemon, job="2026-01-01").save()
     assert daemon.client.get("/v1/stages")["finished"] == 0
     end(daemon)

@@ -159,7 +159,7 @@ def test_a_streaming_frame_fires_the_windows_that_the_watermark_has_passed(spark
         (
             fs.Stream("n", {"t": "timestamp[ns]", "k": "i64"}, key="k", time="t")
             .query("q").window(fs.tumbling("100ns")).agg(n=fs.count()),
-            "window tumbling 100ns: Spark's time is in microseconds",
+            "window tumbling 100ns: Spark's times are in microseconds",
         ),
         (
             fs.Stream("n", {"t": "timestamp[ns]", "k": "i64"}, key="k", time="t")

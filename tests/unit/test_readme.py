@@ -76,7 +76,7 @@ def test_the_first_example_is_about_ten_lines(blocks: list[Block]) -> None:
 
 
 def test_links_lead_somewhere(project: Path) -> None:
-    for page in (project / "README.md", project / "docs" / "architecture.md"):
+    for page in (project / "README.md", *sorted((project / "docs").glob("*.md"))):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
@@ -94,6 +94,24 @@ def test_every_path_that_the_docs_name_is_there(project: Path) -> None:
     assert len(named) > 100
     gone = [(page, path) for page, path in named if not any(project.glob(path))]
     assert not gone
+
+
+def test_every_recipe_for_an_extension_has_files_tests_and_a_diff_of_files_that_are_there(project: Path) -> None:
+    text = (project / "docs" / "extending.md").read_text()
+    recipes = {part.split("\n", 1)[0]: part for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]}
+    around = {"Before you begin", "Before you commit"}
+    assert around < set(recipes)
+    for name in recipes.keys() - around:
+        recipe = recipes[name]
+        changed = re.findall(r"^\+\+\+ b/(\S+)$", recipe, re.MULTILINE)
+        assert changed, f"{name}: no diff"
+        assert changed == re.findall(r"^--- a/(\S+)$", recipe, re.MULTILINE), name
+        gone = [path for path in changed if not (project / path).is_file()]
+        assert not gone, f"{name}: {gone}"
+        assert re.search(r"`tests/[\w/]+", recipe), f"{name}: no tests"
+        assert re.search(r"^1\. ", recipe, re.MULTILINE), f"{name}: no steps"
+    named = re.findall(r"\]\(#([\w-]+)\)", text)
+    assert set(named) == {name.lower().replace(" ", "-") for name in recipes}
 
 
 @dataclass

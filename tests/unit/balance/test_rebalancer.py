@@ -178,7 +178,7 @@ def test_a_load_that_turns_is_balanced_within_a_tenth_of_a_second_also_when_tick
     assert moved[0]["imbalance_percent"] > 50
     assert moved[0]["moved"]
     assert moved[0]["took_ms"] == 6.0
-    assert "on fresh rows the gain is" in moved[0]["text"]
+    assert "on new rows the gain is" in moved[0]["text"]
     assert rig.table.orders[0][1] == f"tick: {moved[0]['text']}"
 
 

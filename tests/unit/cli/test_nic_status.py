@@ -12,9 +12,9 @@ NIC: dict[str, Any] = {
     "aligned": True,
     "reason": None,
     "state": "unverified",
-    "state_reason": "no data has come since the table was written",
-    "passed_over": ["ethtool:eth0: disobeyed: 31 of 32 connections arrived elsewhere"],
-    "drift": ["eth0 rx-0 rps_cpus: 0, we had set 0-1", "eth0 is down"],
+    "state_reason": "no data has arrived since the table was written",
+    "passed_over": ["ethtool:eth0: disobeyed: 31 of 32 connections did not arrive where the table says"],
+    "drift": ["eth0 rx-0 rps_cpus: it is 0, but FlexStream had set 0-1", "eth0 is down"],
     "follow_error": "eth0: set table: driver answered EBUSY",
     "fallbacks": 1,
     "notes": ["irq 25 cpus stays 0-3: EACCES"],
@@ -48,8 +48,8 @@ def test_a_nic_that_is_as_it_should_be_takes_a_line() -> None:
 
 
 def test_a_worker_that_was_moved_off_its_core_is_named_with_the_reason() -> None:
-    moved = {"worker": 1, "cpu": 1, "pinned": False, "pin_reason": "its thread may run on cores 0-1 now"}
+    moved = {"worker": 1, "cpu": 1, "pinned": False, "pin_reason": "somebody else has set its thread to cores 0-1"}
     said = text(NIC, workers=[moved])
-    assert "worker 1 is not pinned: its thread may run on cores 0-1 now" in said
+    assert "worker 1 is not pinned: somebody else has set its thread to cores 0-1" in said
     assert "is not pinned" not in text(NIC, workers=[moved | {"pinned": True, "pin_reason": None}])
     assert "is not pinned" not in text(NIC, workers=[moved | {"cpu": -1, "pin_reason": "pinning is off"}])

@@ -152,7 +152,7 @@ def test_a_switch_that_does_not_help_is_taken_back_and_not_tried_again_soon():
     assert rig.history == ["instrumented", "specialised", "compiled"]
     assert rig.worker.function == 1
     assert rig.worker.range == (0, 0)
-    assert "back to what was before" in rig.running.history[-1]["reason"]
+    assert "back to the variant before" in rig.running.history[-1]["reason"]
     assert rig.running.variant == "compiled"
 
 
@@ -180,7 +180,7 @@ def test_rows_that_take_longer_are_a_reason_to_look_again():
     rig.worker.passed = [0.99, 0.01]
     rig.go(30)
     assert rig.adapter.profiles == looks + 1
-    assert "a row takes 15.0 ns, it took 10.0" in rig.running.history[-2]["reason"]
+    assert "a row takes 15.0 ns; it took 10.0 before" in rig.running.history[-2]["reason"]
 
 
 def test_while_nothing_changes_it_looks_less_and_less():

@@ -153,7 +153,7 @@ def test_a_compiler_that_is_killed_is_told(fake_cc):
 
 def test_a_compiler_that_makes_nothing_is_told(fake_cc):
     fake_cc("exit 0")
-    with pytest.raises(CompileError, match=r"made nothing"):
+    with pytest.raises(CompileError, match=r"wrote no object"):
         compile_code(CODE)
 
 

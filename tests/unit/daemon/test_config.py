@@ -162,19 +162,19 @@ def test_an_empty_missing_or_open_token_file_is_named(tmp_path: Path) -> None:
         given(tmp_path, token_file=str(token)).config()
     token.chmod(0o600)
     token.write_text("short\n")
-    with pytest.raises(ConfigError, match="is short"):
+    with pytest.raises(ConfigError, match="is too short"):
         given(tmp_path, token_file=str(token)).config()
     token.write_text("0123456789abcdef\n")
     assert given(tmp_path, token_file=str(token)).config().token == "0123456789abcdef"
     for mode in (0o644, 0o640, 0o602):
         token.chmod(mode)
-        with pytest.raises(ConfigError, match="open to others") as caught:
+        with pytest.raises(ConfigError, match="open to users other than its owner") as caught:
             given(tmp_path, token_file=str(token)).config()
         assert "chmod 600" in str(caught.value.hint)
 
 
 def test_both_ports_on_one_number_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="both on port 7400"):
+    with pytest.raises(ConfigError, match="both use port 7400"):
         given(tmp_path, control="127.0.0.1:7400").config()
 
 

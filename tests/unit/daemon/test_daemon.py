@@ -349,7 +349,7 @@ def test_those_who_follow_leave_places_for_those_who_read_what_is_there() -> Non
     with ExitStack() as places:
         for number in range(6):
             places.enter_context(readers.place(f"peer {number % 3}", follow=True))
-        with pytest.raises(ApiError, match="open already"), readers.place("another", follow=True):
+        with pytest.raises(ApiError, match="already open"), readers.place("another", follow=True):
             pass
         with readers.place("another", follow=False):
             assert readers.open == 7

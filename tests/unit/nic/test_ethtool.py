@@ -169,7 +169,7 @@ def test_a_table_that_fewer_channels_cannot_hold_ends_neither_the_stop_nor_the_n
     again.start([0, 1, 2, 3])
     again.close()
     assert played.table == [0, 1] * 64
-    assert "names queue 3, and the device has 2 receive queues now" in caplog.text
+    assert "names queue 3, but the device now has 2 receive queues" in caplog.text
 
 
 def test_a_journal_of_another_boot_is_dropped_not_applied(
@@ -435,7 +435,7 @@ def test_a_device_that_vanishes_is_gone_and_closing_it_is_no_error(make: Make, t
     for irq in (25, 27, 29, 31):
         (tmp_path / f"root/proc/irq/{irq}/smp_affinity_list").unlink()
     assert nic.health().state is NicState.GONE
-    assert nic.drift() == [f"{nic.device} is not there any more"]
+    assert nic.drift() == [f"{nic.device} is gone"]
     assert nic.steering() is None
     with pytest.raises(ConfigError):
         nic.follow([0] * GROUPS)
@@ -547,7 +547,7 @@ def test_traffic_makes_a_device_verified_or_disobeyed(make: Make) -> None:
     assert nic.health().state is NicState.VERIFIED
     verdict = nic.verify(arrivals(nic, 40, wrong=6))
     assert verdict.verdict is Verdict.DISOBEYED
-    assert "of 40 connections arrived elsewhere" in verdict.reason
+    assert "of 40 connections did not arrive where the table says" in verdict.reason
     assert nic.health().state is NicState.DISOBEYED
 
 

@@ -104,7 +104,7 @@ def test_auto_goes_on_to_what_can_align(kinds: SimpleNamespace) -> None:
 def test_a_named_one_is_taken_or_refused_never_replaced(kinds: SimpleNamespace) -> None:
     assert opened("kernel:eth3").device == "eth3"  # type: ignore[attr-defined]
     kinds.ethtool.refuses = "no table"
-    with pytest.raises(ConfigError, match="ethtool:eth3 is not to be had: no table") as error:
+    with pytest.raises(ConfigError, match="ethtool:eth3 does not work here: no table") as error:
         opened("ethtool:eth3")
     assert error.value.code == "nic_unavailable"
     kinds.kernel.start_fails = True

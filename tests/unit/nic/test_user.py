@@ -58,7 +58,7 @@ def test_writing_the_table_moves_groups_and_can_be_undone() -> None:
         ([0] * 7, "this table has 8"),
         ([0, 1, 0, 2] * 2, "workers are 0 to 1"),
         ([0, 1, 0, -1] * 2, "workers are 0 to 1"),
-        ([0, 1, 0, 1, 0, 0, 0, 1], "a group is on one worker"),
+        ([0, 1, 0, 1, 0, 0, 0, 1], "a group has one worker"),
     ],
 )
 def test_a_wrong_table_is_refused_and_changes_nothing(entries: list[int], says: str) -> None:
@@ -175,7 +175,7 @@ def test_verification_checks_the_hand_over() -> None:
     assert nic.verify([connection(0, 0), connection(1, 1)]).verdict is Verdict.VERIFIED
     wrong = nic.verify([connection(0, 0), connection(1, 0)])
     assert wrong.verdict is Verdict.DISOBEYED
-    assert "group 1 is with worker 0, its owner is worker 1" in str(wrong)
+    assert "group 1 is on worker 0, but its owner is worker 1" in str(wrong)
 
 
 def test_an_unknown_group_has_no_owner() -> None:

@@ -115,7 +115,7 @@ def test_all_on_one_core_under_a_table_of_four_is_seen_through_without_a_key(nap
     seen = [Connection(("192.0.2.9", port), LOCAL, 0, None, 10, napi) for port in PORTS]
     found = judge_spread(seen, TABLE, CORES, why=WHY)
     assert found.verdict is Verdict.DISOBEYED
-    assert "32 of 32 connections arrived on core 10, and the table spreads them over 4 queues" in found.reason
+    assert "32 of 32 connections arrived on core 10, but the table spreads them over 4 queues" in found.reason
     assert spread(seen[:5]) is Verdict.UNVERIFIED, "five may be an accident"
 
 

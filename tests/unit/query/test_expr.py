@@ -159,7 +159,7 @@ def test_operands_that_do_not_fit_are_refused_with_a_hint(expr):
         (col("i").year(), "year() does not work on i32 (i)", "timestamp[ms]"),
         (hash("u"), "hash() does not work on u64 (u)", "cast('i64')"),
         (col("tag").startswith(b"views"), "the prefix b'views' has 5 bytes, but tag holds 4", "at most 4"),
-        (when(col("i"), 1).otherwise(2), "the condition of when() is i32", "compare"),
+        (when(col("i"), 1).otherwise(2), "the condition of when() must be true or false, but it is i32", "compare"),
         (when(col("ok"), col("tag")).otherwise(1), "when() does not work on bytes[4] and i64 (tag)", "numbers"),
     ],
     ids=str,

@@ -75,7 +75,7 @@ def test_lanes_frames_say_what_they_were_told():
         header = wire.Header.unpack(data)
         assert (header.type, header.group, header.value) == (FrameType.LANES, CONTROL_GROUP, GROUP)
         assert wire.lanes_of(data[32:]) == lanes
-    with pytest.raises(wire.WireError, match="LANES with 7 bytes"):
+    with pytest.raises(wire.WireError, match="a LANES frame cannot have 7 bytes"):
         wire.lanes_of(bytes(7))
 
 

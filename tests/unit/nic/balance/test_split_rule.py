@@ -103,7 +103,7 @@ def test_one_connection_without_lanes_is_too_hot_and_said_to_be() -> None:
     (action,) = run.until(2)
     assert action.what == "too hot"
     assert "its only connection alone is 160%" in action.text
-    assert "no placement and no split helps" in action.text
+    assert "no placement or split helps" in action.text
 
 
 def test_one_of_several_connections_that_has_nearly_all_rows_is_too_hot() -> None:

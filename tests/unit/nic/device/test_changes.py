@@ -260,9 +260,9 @@ def test_channels_that_were_made_fewer_come_back_with_their_table(root: Path) ->
     [
         (Change("eth0 table", ",".join(["3", "1"] * 64), "0"), "default now: the old table names queue 3, and"),
         (Change("eth0 table", ",".join("0123" * 32), "0"), "default now: the old table names queue 3, and"),
-        (Change("eth0 table", "0,1", "0"), "the old table has 2 entries, the device's has 128"),
-        (Change("eth0 key", "6d:5a", "00"), "the old key has 2 bytes, the device's has 40"),
-        (Change("eth0 channels combined", "9", "2"), "it was 9, the device has no more than 4 now"),
+        (Change("eth0 table", "0,1", "0"), "the old table has 2 entries, but the device's has 128"),
+        (Change("eth0 key", "6d:5a", "00"), "the old key has 2 bytes, but the device's key has 40"),
+        (Change("eth0 channels combined", "9", "2"), "it was 9, but the device now has no more than 4"),
         (Change("irq 25 cpus", "6-7", "2"), "no core of 6-7 is online"),
     ],
 )

@@ -106,7 +106,7 @@ def test_all_findings_of_a_device_come_from_one_reading(tmp_path: Path) -> None:
     words = "\n".join(finding.what for finding in facts.findings([0, 1, 2, 3], root))
     for part in ("is down", "receive hashing is off", "IPv6", "2 receive queues for 4", "2 ntuple", "RPS is on"):
         assert part in words
-    assert "irqbalance runs" in words
+    assert "irqbalance is running" in words
     assert facts.to_dict()["numa_node"] == 0
     assert facts.numa_cpus == "0-3"
 

@@ -183,6 +183,6 @@ def test_pinning_writes_the_affinity_list(tmp_path: Path) -> None:
 def test_an_interrupt_that_is_not_there_says_so_before_and_when_it_is_pinned(tmp_path: Path) -> None:
     root = machine(tmp_path)
     assert pinning_obstacle(25, root) is None
-    assert "not shown here" in str(pinning_obstacle(99, root))
+    assert "many containers hide /proc/irq" in str(pinning_obstacle(99, root))
     with pytest.raises(DeviceRefused, match="ENOENT"):
         set_affinity(99, (0,), root)

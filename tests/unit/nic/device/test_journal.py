@@ -172,7 +172,7 @@ def test_a_folder_that_may_not_be_read_is_said_not_taken_for_empty(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(journal_module.os, "listdir", refuse)  # root may read everything, so the kernel is played
-    with pytest.raises(JournalError, match="may not be read"):
+    with pytest.raises(JournalError, match="this user may not read"):
         devices_with_journals(tmp_path)
 
 
@@ -287,7 +287,7 @@ def test_a_link_or_a_folder_that_all_may_write_is_not_believed(tmp_path: Path) -
     made.path.unlink()
     real.rename(made.path)
     tmp_path.chmod(0o777)
-    with pytest.raises(JournalError, match="may be written by others"):
+    with pytest.raises(JournalError, match="others may write"):
         Journal.read(made.path)
     assert foreign_journals(tmp_path)
 

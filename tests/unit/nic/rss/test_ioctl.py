@@ -118,7 +118,7 @@ def test_a_refusal_says_who_answered_what_and_what_to_do() -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 16, " eth0", "eth0\n", "ä" * 8])
 def test_what_is_no_device_name_never_reaches_the_kernel(name: str) -> None:
-    with pytest.raises(ConfigError, match="no device name"):
+    with pytest.raises(ConfigError, match="not the name of a device"):
         EthtoolIoctl(name)
 
 

@@ -12,6 +12,8 @@ from flexstream.cython_ext.worker.shared cimport Connection
 from flexstream.cython_ext.worker.sketch cimport KeySketch
 from flexstream.cython_ext.worker.worker cimport StreamState
 
+from flexstream.cython_ext.worker.reports import Links
+
 
 cdef void *zeroed(size_t n) except NULL:
     cdef void *memory = calloc(n if n else 1, 1)
@@ -147,9 +149,8 @@ cdef class StreamHandle:
             PyBuffer_Release(&came)
 
     def links(self, uint32_t group):
-        """(connections, rows that they brought a moment ago, rows of the busiest of them), as of the last sample."""
-        return (fs_load_relaxed(&self.state.links[group]), fs_load_relaxed(&self.state.recent[group]),
-                fs_load_relaxed(&self.state.busiest[group]))
+        return Links(fs_load_relaxed(&self.state.links[group]), fs_load_relaxed(&self.state.recent[group]),
+                     fs_load_relaxed(&self.state.busiest[group]))
 
     def watermarks(self):
         """{group: watermark} of the groups that this worker owns and that have one."""

@@ -9,10 +9,11 @@
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-cdef enum:
+cpdef enum:
     MAX_KEY_FIELDS = 16
     MURMUR3_SEED = 42
 
+cdef enum:
     KEY_INT = 0          # i8 i16 i32 u8 u16 bool: extended to a 32-bit int
     KEY_LONG = 1         # i64, and u32 (which is non-negative as a long)
     KEY_TIMESTAMP = 2    # i64 * multiplier, floor divided by divisor: microseconds, then as a long

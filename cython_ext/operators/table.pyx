@@ -6,10 +6,10 @@ from libc.math cimport NAN, isnan
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from flexstream.cython_ext.includes.native cimport fs_i64
 from flexstream.cython_ext.memory.arena cimport (
     ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus, arena_alloc, arena_release,
 )
-from flexstream.cython_ext.includes.native cimport fs_i64
 
 cdef extern from "flexstream_abi.h" nogil:
     const uint64_t FS_GOLDEN

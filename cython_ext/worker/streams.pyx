@@ -4,12 +4,12 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
+from flexstream.cython_ext.expressions.program cimport BATCH
 from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_realtime_ns
 from flexstream.cython_ext.wire.murmur3 cimport KeyHasher
-from flexstream.cython_ext.expressions.program cimport BATCH
-from flexstream.cython_ext.worker.work_item cimport bound_times
 from flexstream.cython_ext.worker.shared cimport Connection
 from flexstream.cython_ext.worker.sketch cimport KeySketch
+from flexstream.cython_ext.worker.work_item cimport bound_times
 from flexstream.cython_ext.worker.worker cimport StreamState
 
 from flexstream.cython_ext.worker.reports import Links

@@ -21,16 +21,16 @@ cdef class Solver:
         self.groups = groups
         self.workers = workers
         self.problem.workers = workers
-        self.problem.group = <int32_t *>calloc(groups, sizeof(int32_t))
-        self.problem.weight = <double *>calloc(groups, sizeof(double))
-        self.problem.start = <int32_t *>calloc(groups, sizeof(int32_t))
-        self.problem.penalty = <double *>calloc(groups, sizeof(double))
-        self.problem.active = <uint8_t *>calloc(workers, 1)
-        self.problem.excess = <double *>calloc(workers, sizeof(double))
-        self.problem.now.excess = <double *>calloc(workers, sizeof(double))
-        self.problem.now.place = <int32_t *>calloc(groups, sizeof(int32_t))
-        self.problem.best.excess = <double *>calloc(workers, sizeof(double))
-        self.problem.best.place = <int32_t *>calloc(groups, sizeof(int32_t))
+        self.problem.group = <int32_t *> calloc(groups, sizeof(int32_t))
+        self.problem.weight = <double *> calloc(groups, sizeof(double))
+        self.problem.start = <int32_t *> calloc(groups, sizeof(int32_t))
+        self.problem.penalty = <double *> calloc(groups, sizeof(double))
+        self.problem.active = <uint8_t *> calloc(workers, 1)
+        self.problem.excess = <double *> calloc(workers, sizeof(double))
+        self.problem.now.excess = <double *> calloc(workers, sizeof(double))
+        self.problem.now.place = <int32_t *> calloc(groups, sizeof(int32_t))
+        self.problem.best.excess = <double *> calloc(workers, sizeof(double))
+        self.problem.best.place = <int32_t *> calloc(groups, sizeof(int32_t))
         if (self.problem.group == NULL or self.problem.weight == NULL or self.problem.start == NULL
                 or self.problem.penalty == NULL or self.problem.active == NULL or self.problem.excess == NULL
                 or self.problem.now.excess == NULL or self.problem.now.place == NULL
@@ -91,7 +91,7 @@ cdef class Solver:
         p.beta = beta
         p.max_moves = max_moves
         p.budget = budget
-        p.random = seed * <uint32_t>2654435761 + 1
+        p.random = seed * <uint32_t> 2654435761 + 1
         with nogil:
             sort_groups(p)
             for at in range(count):
@@ -339,8 +339,8 @@ cdef void polish(Problem *p) noexcept nogil:
 
 
 cdef inline uint32_t draw(Problem *p, int below) noexcept nogil:
-    p.random = p.random * <uint32_t>1664525 + <uint32_t>1013904223
-    return (p.random >> 8) % <uint32_t>below
+    p.random = p.random * <uint32_t> 1664525 + <uint32_t> 1013904223
+    return (p.random >> 8) % <uint32_t> below
 
 
 cdef void kick(Problem *p, int strength) noexcept nogil:

@@ -6,16 +6,18 @@ registers; the lowering loads again what it needs. Rows on which an expression h
 zero) are marked in `bad` and dropped, with a count, at the next FILTER or at the end.
 
 A Program is immutable once built and shared by all workers; a Scratch belongs to one worker.
+
+What is `cpdef` here Python reads from here, so that nobody writes the numbers twice.
 """
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint8_t
 
-cdef enum:
+cpdef enum:
     BATCH = 1024
     MAX_REGISTERS = 64
 
 
-cdef enum Op:
+cpdef enum Op:
     LOAD_I8 = 1
     LOAD_I16 = 2
     LOAD_I32 = 3

@@ -6,11 +6,11 @@ Times are taken apart with the code that compiled variants have; hashes are thos
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from flexstream.cython_ext.wire.murmur3 cimport hash_bytes, hash_int, hash_long, trimmed_size
 from flexstream.cython_ext.expressions.program cimport (
     BAD_CAST, BATCH, DAY, DAY_OF_WEEK, DAY_OF_YEAR, FIT, FLOOR, FLOORMOD, HASH_BYTES, HASH_F32, HASH_F64, HASH_INT,
     HASH_LONG, I_TO_F32, Instr, MONTH, ROUND_F32, SELECT, Scratch, YEAR,
 )
+from flexstream.cython_ext.wire.murmur3 cimport hash_bytes, hash_int, hash_long, trimmed_size
 
 
 cdef extern from "flexstream_abi.h" nogil:

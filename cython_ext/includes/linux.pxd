@@ -1,4 +1,4 @@
-"""The Linux calls that the worker makes, by their kernel and libc names."""
+"""The Linux calls that workers and producers make, by their kernel and libc names."""
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
@@ -26,6 +26,13 @@ cdef extern from "<sys/socket.h>" nogil:
         SHUT_WR
     ssize_t recv(int fd, void *buffer, size_t n, int flags) noexcept
     ssize_t send(int fd, const void *buffer, size_t n, int flags) noexcept
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+    struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+    ssize_t sendmsg(int fd, const msghdr *message, int flags) noexcept
     int shutdown(int fd, int how) noexcept
 
 cdef extern from "<sys/epoll.h>" nogil:
@@ -61,13 +68,16 @@ cdef extern from "<sys/mman.h>" nogil:
         MAP_PRIVATE
         MAP_ANONYMOUS
         MAP_POPULATE
+        MADV_HUGEPAGE
     void *MAP_FAILED
     void *mmap(void *address, size_t n, int protection, int flags, int fd, long offset) noexcept
     int munmap(void *address, size_t n) noexcept
+    int madvise(void *address, size_t n, int advice) noexcept
 
 cdef extern from "<poll.h>" nogil:
     enum:
         POLLIN
+        POLLOUT
     struct pollfd:
         int fd
         short events
@@ -79,6 +89,13 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_create(pthread_t *thread, const void *attributes, void *(*start)(void *) noexcept nogil,
                        void *argument) noexcept
     int pthread_join(pthread_t thread, void **result) noexcept
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *lock, const void *attributes) noexcept
+    int pthread_mutex_destroy(pthread_mutex_t *lock) noexcept
+    int pthread_mutex_lock(pthread_mutex_t *lock) noexcept
+    int pthread_mutex_trylock(pthread_mutex_t *lock) noexcept
+    int pthread_mutex_unlock(pthread_mutex_t *lock) noexcept
     int pthread_setname_np(pthread_t thread, const char *name) noexcept
     pthread_t pthread_self() noexcept
 
@@ -87,4 +104,5 @@ cdef extern from "<sched.h>" nogil:
         pass
     void CPU_ZERO(cpu_set_t *cpus) noexcept
     void CPU_SET(int cpu, cpu_set_t *cpus) noexcept
+    int sched_yield() noexcept
     int sched_setaffinity(int pid, size_t n, const cpu_set_t *cpus) noexcept

@@ -3,13 +3,13 @@
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
-from flexstream.cython_ext.memory.arena cimport Arena, arena_serve
-from flexstream.cython_ext.memory.blocks cimport Output, output_serve
 from flexstream.cython_ext.includes.linux cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, POLLIN, close, eventfd, poll, pollfd, pthread_create, pthread_join, pthread_setname_np,
     pthread_t, read, write,
 )
 from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_store_release
+from flexstream.cython_ext.memory.arena cimport Arena, arena_serve
+from flexstream.cython_ext.memory.blocks cimport Output, output_serve
 
 cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_mutex_t:

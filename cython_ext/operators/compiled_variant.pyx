@@ -8,10 +8,17 @@ from flexstream.cython_ext.includes.native cimport (
     FS_TIME_LIMIT, fs_count, fs_load_acquire, fs_store_relaxed, fs_thread_cpu_ns,
 )
 from flexstream.cython_ext.operators.generic_variant cimport generic_kernel
-from flexstream.cython_ext.operators.graph cimport STEP_DONE, STEP_WAIT, Context, Input, Operator, Step
+from flexstream.cython_ext.operators.graph cimport (
+    FS_BUCKETS, FS_PREDICATES, STEP_DONE, STEP_WAIT, Context, Input, Operator, Step,
+)
 from flexstream.cython_ext.operators.pane cimport Pane, PaneSet
 from flexstream.cython_ext.operators.table cimport Table
 from flexstream.cython_ext.operators.windower cimport first_end, pane_end, revises
+
+MAX_PREDICATES = FS_PREDICATES      # of a query that an instrumented variant counts
+PROFILE_BUCKETS = FS_BUCKETS
+ABI_BATCH = FS_ABI_BATCH
+ABI_SIDES = FS_SIDES
 
 cdef enum:
     GENERIC_ROWS = 64         # given to the generic variant at a stop: new keys and panes come in bunches

@@ -15,16 +15,18 @@ memory. So a row costs a bounded number of probes, whatever the keys; tables may
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from flexstream.cython_ext.memory.arena cimport Arena, ArenaStatus
+from flexstream.cython_ext.wire.murmur3 cimport MAX_KEY_FIELDS
 
 cdef extern from "flexstream_abi.h" nogil:
     uint64_t fs_hash_words(const uint64_t *key, int words, uint64_t multiplier) noexcept
 
-cdef enum:
+cpdef enum:                   # Python refuses queries beyond them
     MAX_AGGREGATES = 32
-    MAX_KEY_FIELDS = 16
     MAX_KEY_WORDS = 32
-    MAX_SIDES = 4
+    MAX_SIDES = 4             # aggregates with a table of their own beside the entries
     MAX_SLOTS = 1024          # of all aggregates
+
+cdef enum:
     MAX_ENTRY_WORDS = 1 + 32 + 1024
     SPARSE_BYTES = 65536
     SPARSE_ENTRY = 64         # bytes; of larger entries many are not worth their memory
@@ -47,7 +49,7 @@ cdef extern from "folds.h" nogil:
         uint32_t flags
     const fs_fold_facts *fs_facts_of(uint32_t fold) noexcept
 
-cdef enum KeyForm:
+cpdef enum KeyForm:
     KEY_RAW = 0
     KEY_F32 = 1               # -0.0 and 0.0 are one key, and so are all NaNs
     KEY_F64 = 2

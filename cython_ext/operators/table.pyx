@@ -6,13 +6,15 @@ from libc.math cimport NAN, isnan
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from flexstream.cython_ext.includes.native cimport fs_i64
 from flexstream.cython_ext.memory.arena cimport (
     ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus, arena_alloc, arena_release,
 )
-from flexstream.cython_ext.includes.native cimport fs_i64
 
 cdef extern from "flexstream_abi.h" nogil:
     const uint64_t FS_GOLDEN
+    const uint64_t FS_USED
+    const uint64_t FS_ROWS
     uint64_t fs_hash_value(uint64_t bits) noexcept
 
 cdef extern from "fold_calls.h" nogil:
@@ -27,9 +29,9 @@ cdef enum:
     REACH_PER_BIT = 6         # of the capacity; at half load a random set of keys stays below 4
     DRAWS = 8                 # one in three puts keys at equal distances in heaps
 
-USED_BIT = <uint64_t> 1 << 63
+USED_BIT = FS_USED
 DIRTY_BIT = <uint64_t> 1 << 62
-ROWS_MASK = (<uint64_t> 1 << 62) - 1
+ROWS_MASK = FS_ROWS
 
 cdef uint64_t STALE_BIT = <uint64_t> 1 << 61      # within table_rehash only: not moved yet
 

@@ -1,4 +1,4 @@
-# Further lanes of groups that are hotter than a core, and what Python asks about lanes.
+"""Further lanes of groups that are hotter than a core, and what Python asks about lanes."""
 
 from flexstream.cython_ext.produce.lanes cimport Lanes
 

@@ -8,10 +8,10 @@ the number of groups.
 from libc.stdint cimport INT64_MIN, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 
+from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_relaxed
 from flexstream.cython_ext.produce.lane cimport (
     HEADER_BYTES, LANE_BROKEN, LANE_UNOPENED, Lane, Slot, lane_open_rows,
 )
-from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_relaxed
 from flexstream.cython_ext.produce.lanes cimport MOST_LANES, SERVE_ASKED
 
 MOST = MOST_LANES
@@ -23,7 +23,7 @@ cdef class FurtherLanes(Lanes):
     def add_lane(self, uint32_t group, uint32_t number):
         """A further lane of the group, to be connected like any other; returns its index, or -1: there is no room."""
         cdef uint32_t i
-        cdef Lane* lane
+        cdef Lane *lane
         cdef int found = -1
         if group >= self.groups or number == 0:
             raise ValueError(f"lane {number} of group {group}")
@@ -32,14 +32,14 @@ cdef class FurtherLanes(Lanes):
             for i in range(self.groups + 1, self.groups + 1 + MOST_LANES):
                 lane = &self.lanes[i]
                 if lane.slots == NULL:
-                    lane.slots = <Slot*>calloc(self.shape.ring, sizeof(Slot))
+                    lane.slots = <Slot *> calloc(self.shape.ring, sizeof(Slot))
                 if not lane.used and lane.slots != NULL and not self.lanes[self.groups].ending:
                     lane.used = True
-                    lane.group = <uint16_t>group
+                    lane.group = <uint16_t> group
                     lane.number = number
                     if i >= self.end:
                         self.end = i + 1
-                    found = <int>i
+                    found = <int> i
                     break
             self.leave()
         return found
@@ -85,21 +85,21 @@ cdef class FurtherLanes(Lanes):
 
     def requests(self):
         """LANES frames that came since the last call, one behind the other."""
-        cdef Lane* control = &self.lanes[self.groups]
+        cdef Lane *control = &self.lanes[self.groups]
         with nogil:
             self.enter()
         found = control.requests[:control.requests_bytes] if control.requests_bytes else b""
         control.requests_bytes = 0
-        fs_store_relaxed(&self.needs, fs_load_relaxed(&self.needs) & ~<uint64_t>SERVE_ASKED)
+        fs_store_relaxed(&self.needs, fs_load_relaxed(&self.needs) & ~<uint64_t> SERVE_ASKED)
         self.leave()
         return found
 
-    # ---- what there is to know ----------------------------------------------------------------------------------
+    # -- what there is to know
 
     def wanted_groups(self):
         """Groups with rows and without a first connection, and further lanes without one."""
         cdef uint32_t i
-        cdef Lane* lane
+        cdef Lane *lane
         found = []
         with nogil:
             self.enter()
@@ -113,7 +113,7 @@ cdef class FurtherLanes(Lanes):
     def faults(self):
         """[(group, -1, or a further lane's index; errno, ERROR value, ERROR payload)] of the connections that broke."""
         cdef uint32_t i
-        cdef Lane* lane
+        cdef Lane *lane
         found = []
         with nogil:
             self.enter()
@@ -123,7 +123,7 @@ cdef class FurtherLanes(Lanes):
                 payload = b""
                 if lane.error_value and lane.inbox_bytes > HEADER_BYTES:
                     payload = lane.inbox[HEADER_BYTES:lane.inbox_bytes]
-                found.append((<int>i if i != self.groups else -1, lane.fault, lane.error_value, payload))
+                found.append((<int> i if i != self.groups else -1, lane.fault, lane.error_value, payload))
         self.leave()
         return found
 
@@ -139,7 +139,7 @@ cdef class FurtherLanes(Lanes):
     def pending(self):
         """{group or index: (first, end)} of rows that the server has not acknowledged, numbered as on the wire."""
         cdef uint32_t i
-        cdef Lane* lane
+        cdef Lane *lane
         cdef uint64_t end
         found = {}
         with nogil:
@@ -149,7 +149,7 @@ cdef class FurtherLanes(Lanes):
             if self.carries_rows(i):
                 end = lane.next_row + lane_open_rows(lane, self.cursor_of(i), &self.shape)
                 if end > lane.acked:
-                    found[i] = (lane.acked + <uint64_t>lane.base, end + <uint64_t>lane.base)
+                    found[i] = (lane.acked + <uint64_t> lane.base, end + <uint64_t> lane.base)
         self.leave()
         return found
 

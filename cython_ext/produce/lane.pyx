@@ -1,58 +1,41 @@
-"""One group's byte log: framing, sending, acknowledgement and replay. See lane.pxd for the picture."""
+"""See lane.pxd."""
 
 from libc.errno cimport EAGAIN, EINTR, EPROTO, errno
 from libc.stdint cimport INT64_MIN
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove, memset
-from posix.unistd cimport close
 
+from flexstream.cython_ext.includes.linux cimport (
+    MADV_HUGEPAGE, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, close, iovec, madvise, msghdr, recv, sendmsg, shutdown,
+)
 from flexstream.cython_ext.wire.crc32c cimport crc32c_update
 
-
 cdef extern from "<stdlib.h>" nogil:
-    int posix_memalign(void** memory, size_t alignment, size_t size)
-
-cdef extern from "<sys/mman.h>" nogil:
-    int madvise(void* at, size_t n, int advice)
-    int MADV_HUGEPAGE
+    int posix_memalign(void **memory, size_t alignment, size_t size) noexcept
 
 cdef enum:
     CHUNK_BYTES = 2097152
     MOST_SLOTS = 8            # in one system call
 
-cdef extern from "<sys/socket.h>" nogil:
-    struct iovec:
-        void* iov_base
-        size_t iov_len
-    struct msghdr:
-        iovec* msg_iov
-        size_t msg_iovlen
-    ssize_t sendmsg(int fd, const msghdr* message, int flags)
-    ssize_t c_recv "recv"(int fd, void* data, size_t n, int flags)
-    int c_shutdown "shutdown"(int fd, int how)
-    int SHUT_WR
-    int MSG_NOSIGNAL
-    int MSG_DONTWAIT
 
-
-cdef inline Slot* current_slot(Lane* lane, const Shape* shape) noexcept nogil:
+cdef inline Slot *current_slot(Lane *lane, const Shape *shape) noexcept nogil:
     if lane.tail == lane.head:
         return NULL
     return &lane.slots[(lane.tail - 1) % shape.ring]
 
 
-cdef unsigned char* pool_cut(Pool* pool) noexcept nogil:
+cdef unsigned char *pool_cut(Pool *pool) noexcept nogil:
     """A slot that was never used, from a new chunk if need be. NULL: no memory."""
     # Not a multiple of a page: cursors of many groups must not meet in the same cache sets.
     cdef size_t stride = (pool.slot_bytes + 127) // 64 * 64
     cdef size_t size = CHUNK_BYTES if stride + 64 <= CHUNK_BYTES else stride + 64
-    cdef void* chunk = NULL
-    if pool.fresh == NULL or <size_t>(pool.fresh_end - pool.fresh) < stride:
+    cdef void *chunk = NULL
+    if pool.fresh == NULL or <size_t> (pool.fresh_end - pool.fresh) < stride:
         if posix_memalign(&chunk, CHUNK_BYTES, size) != 0:
             return NULL
         madvise(chunk, size, MADV_HUGEPAGE)      # a wish: no harm if it is not granted
-        memcpy(chunk, &pool.chunks, sizeof(void*))
-        pool.chunks = <unsigned char*>chunk
+        memcpy(chunk, &pool.chunks, sizeof(void *))
+        pool.chunks = <unsigned char *> chunk
         pool.fresh = pool.chunks + 64
         pool.fresh_end = pool.chunks + size
     pool.fresh += stride
@@ -60,17 +43,17 @@ cdef unsigned char* pool_cut(Pool* pool) noexcept nogil:
     return pool.fresh - stride
 
 
-cdef void pool_free(Pool* pool) noexcept nogil:
-    cdef unsigned char* chunk
+cdef void pool_free(Pool *pool) noexcept nogil:
+    cdef unsigned char *chunk
     while pool.chunks != NULL:
         chunk = pool.chunks
-        memcpy(&pool.chunks, chunk, sizeof(void*))
+        memcpy(&pool.chunks, chunk, sizeof(void *))
         free(chunk)
 
 
-cdef Slot* take_slot(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
-    cdef unsigned char* memory
-    cdef Slot* slot
+cdef Slot *take_slot(Lane *lane, Pool *pool, const Shape *shape) noexcept nogil:
+    cdef unsigned char *memory
+    cdef Slot *slot
     if lane.tail - lane.head >= shape.ring:
         return NULL
     if pool.n_free:
@@ -88,9 +71,9 @@ cdef Slot* take_slot(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
     return slot
 
 
-cdef Slot* slot_with_room(Lane* lane, Pool* pool, const Shape* shape, uint32_t need) noexcept nogil:
+cdef Slot *slot_with_room(Lane *lane, Pool *pool, const Shape *shape, uint32_t need) noexcept nogil:
     """The current slot if it has `need` bytes left, or is done with and can begin anew; else the next one."""
-    cdef Slot* slot = current_slot(lane, shape)
+    cdef Slot *slot = current_slot(lane, shape)
     if slot != NULL:
         if slot.sent == slot.length and slot.end_row <= lane.acked:
             slot.start = slot.length = slot.sent = 0
@@ -99,13 +82,13 @@ cdef Slot* slot_with_room(Lane* lane, Pool* pool, const Shape* shape, uint32_t n
     return take_slot(lane, pool, shape)
 
 
-cdef void write_header(unsigned char* at, Lane* lane, const Shape* shape, int kind, uint32_t payload_bytes,
+cdef void write_header(unsigned char *at, Lane *lane, const Shape *shape, int kind, uint32_t payload_bytes,
                        uint64_t value, uint64_t sequence) noexcept nogil:
     """Assumes: the payload is in place behind `at` when CRCs are on."""
     cdef Header header
     header.magic = MAGIC
     header.version = VERSION
-    header.type = <uint8_t>kind
+    header.type = <uint8_t> kind
     header.flags = FLAG_CRC if shape.crc else 0
     header.group = lane.group
     header.payload_bytes = payload_bytes
@@ -118,12 +101,12 @@ cdef void write_header(unsigned char* at, Lane* lane, const Shape* shape, int ki
         memcpy(at, &header, HEADER_BYTES)
 
 
-cdef bint lane_open_frame(Lane* lane, Cursor* cursor, Pool* pool, const Shape* shape, uint64_t now) noexcept nogil:
+cdef bint lane_open_frame(Lane *lane, Cursor *cursor, Pool *pool, const Shape *shape, uint64_t now) noexcept nogil:
     """Gives the cursor room for rows. False: the ring is full. Assumes: no frame is open."""
     # A frame that would be short because the slot is nearly full is not worth its header: at least a quarter.
     cdef uint32_t least = 1 + shape.rows_per_frame // 4
     cdef uint32_t rows
-    cdef Slot* slot = slot_with_room(lane, pool, shape, HEADER_BYTES + least * shape.row_bytes + SLOT_SPARE_BYTES)
+    cdef Slot *slot = slot_with_room(lane, pool, shape, HEADER_BYTES + least * shape.row_bytes + SLOT_SPARE_BYTES)
     if slot == NULL:
         return False
     rows = (pool.slot_bytes - SLOT_SPARE_BYTES - HEADER_BYTES - slot.length) // shape.row_bytes
@@ -135,54 +118,54 @@ cdef bint lane_open_frame(Lane* lane, Cursor* cursor, Pool* pool, const Shape* s
     return True
 
 
-cdef void lane_close_frame(Lane* lane, Cursor* cursor, const Shape* shape) noexcept nogil:
+cdef void lane_close_frame(Lane *lane, Cursor *cursor, const Shape *shape) noexcept nogil:
     """Completes the open frame if it has rows; after it no frame is open."""
-    cdef Slot* slot
-    cdef unsigned char* header
+    cdef Slot *slot
+    cdef unsigned char *header
     cdef uint32_t payload
     cdef uint32_t rows
     if cursor.at == NULL:
         return
     slot = current_slot(lane, shape)
     header = slot.bytes + slot.length
-    payload = <uint32_t>(cursor.at - header) - HEADER_BYTES
+    payload = <uint32_t> (cursor.at - header) - HEADER_BYTES
     cursor.at = cursor.end = NULL
     if payload == 0:
         return
     rows = payload // shape.row_bytes
     if not lane_unsent(lane, shape):
         lane.unsent_ns = lane.filled_ns
-    write_header(header, lane, shape, TYPE_DATA, payload, rows, lane.next_row + <uint64_t>lane.base)
+    write_header(header, lane, shape, TYPE_DATA, payload, rows, lane.next_row + <uint64_t> lane.base)
     slot.length += HEADER_BYTES + payload
     lane.next_row += rows
     slot.end_row = lane.next_row
     lane.frames += 1
 
 
-cdef uint64_t lane_open_rows(Lane* lane, Cursor* cursor, const Shape* shape) noexcept nogil:
-    cdef Slot* slot
+cdef uint64_t lane_open_rows(Lane *lane, Cursor *cursor, const Shape *shape) noexcept nogil:
+    cdef Slot *slot
     if cursor.at == NULL:
         return 0
     slot = current_slot(lane, shape)
-    return <uint64_t>(cursor.at - slot.bytes - slot.length - HEADER_BYTES) // shape.row_bytes
+    return <uint64_t> (cursor.at - slot.bytes - slot.length - HEADER_BYTES) // shape.row_bytes
 
 
-cdef bint lane_append(Lane* lane, Pool* pool, const Shape* shape, int kind, uint64_t value,
-                      const unsigned char* payload, uint32_t n) noexcept nogil:
+cdef bint lane_append(Lane *lane, Pool *pool, const Shape *shape, int kind, uint64_t value,
+                      const unsigned char *payload, uint32_t n) noexcept nogil:
     """Puts a frame without rows at the end of the log. False: the ring is full. Assumes: no frame is open."""
-    cdef Slot* slot = slot_with_room(lane, pool, shape, HEADER_BYTES + n)
+    cdef Slot *slot = slot_with_room(lane, pool, shape, HEADER_BYTES + n)
     if slot == NULL:
         return False
     if n:
         memcpy(slot.bytes + slot.length + HEADER_BYTES, payload, n)
-    write_header(slot.bytes + slot.length, lane, shape, kind, n, value, lane.next_row + <uint64_t>lane.base)
+    write_header(slot.bytes + slot.length, lane, shape, kind, n, value, lane.next_row + <uint64_t> lane.base)
     slot.length += HEADER_BYTES + n
     return True
 
 
-cdef void release(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
+cdef void release(Lane *lane, Pool *pool, const Shape *shape) noexcept nogil:
     """Returns slots whose rows are all acknowledged. The current slot stays; slot_with_room begins it anew."""
-    cdef Slot* slot
+    cdef Slot *slot
     while lane.tail - lane.head > 1 and lane.head != lane.next_send:
         slot = &lane.slots[lane.head % shape.ring]
         if slot.end_row > lane.acked:
@@ -192,24 +175,24 @@ cdef void release(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
         lane.head += 1
 
 
-cdef bint lane_unsent(Lane* lane, const Shape* shape) noexcept nogil:
-    cdef Slot* slot
+cdef bint lane_unsent(Lane *lane, const Shape *shape) noexcept nogil:
+    cdef Slot *slot
     if lane.tail == lane.head:
         return False
     slot = current_slot(lane, shape)
     return lane.next_send != lane.tail - 1 or slot.sent != slot.length
 
 
-cdef uint32_t lane_unsent_slots(Lane* lane, const Shape* shape) noexcept nogil:
-    cdef Slot* slot = &lane.slots[lane.next_send % shape.ring]
+cdef uint32_t lane_unsent_slots(Lane *lane, const Shape *shape) noexcept nogil:
+    cdef Slot *slot = &lane.slots[lane.next_send % shape.ring]
     return lane.tail - lane.next_send - (lane.next_send != lane.tail and slot.sent == slot.length)
 
 
-cdef size_t gather(Lane* lane, const Shape* shape, iovec* pieces) noexcept nogil:
+cdef size_t gather(Lane *lane, const Shape *shape, iovec *pieces) noexcept nogil:
     """The unsent bytes of the next slots, as many as fit in one call."""
     cdef uint32_t index = lane.next_send
     cdef size_t n = 0
-    cdef Slot* slot
+    cdef Slot *slot
     while index != lane.tail and n < MOST_SLOTS:
         slot = &lane.slots[index % shape.ring]
         if slot.sent != slot.length:
@@ -220,9 +203,9 @@ cdef size_t gather(Lane* lane, const Shape* shape, iovec* pieces) noexcept nogil
     return n
 
 
-cdef void advance(Lane* lane, const Shape* shape, uint32_t n) noexcept nogil:
+cdef void advance(Lane *lane, const Shape *shape, uint32_t n) noexcept nogil:
     """The kernel took `n` bytes: next_send is the slot with the first one that it did not take, or the current."""
-    cdef Slot* slot
+    cdef Slot *slot
     cdef uint32_t part
     lane.sent_bytes += n
     while True:
@@ -240,7 +223,7 @@ cdef void advance(Lane* lane, const Shape* shape, uint32_t n) noexcept nogil:
         lane.next_send += 1
 
 
-cdef int lane_pump(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
+cdef int lane_pump(Lane *lane, Pool *pool, const Shape *shape) noexcept nogil:
     """Hands complete frames to the kernel until it takes no more: one system call if it takes them all."""
     cdef iovec pieces[MOST_SLOTS]
     cdef msghdr message
@@ -265,14 +248,14 @@ cdef int lane_pump(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
             if lane.fd >= 0:
                 lane_break(lane, fault)
             return PUMP_AWAY
-        advance(lane, shape, <uint32_t>n)
+        advance(lane, shape, <uint32_t> n)
     lane.eos_sent = lane.ending
     if not shape.acks:
         release(lane, pool, shape)
     return PUMP_DONE
 
 
-cdef void lane_break(Lane* lane, int fault) noexcept nogil:
+cdef void lane_break(Lane *lane, int fault) noexcept nogil:
     if lane.fd >= 0:
         close(lane.fd)
     lane.fd = -1
@@ -284,17 +267,17 @@ cdef void lane_break(Lane* lane, int fault) noexcept nogil:
         lane.state = LANE_BROKEN
 
 
-cdef void lane_shut(Lane* lane) noexcept nogil:
+cdef void lane_shut(Lane *lane) noexcept nogil:
     """All is said: the server closes when it has read the end. (A close with unread answers would lose it.)"""
     if lane.fd >= 0 and not lane.shut:
-        c_shutdown(lane.fd, SHUT_WR)
+        shutdown(lane.fd, SHUT_WR)
         lane.shut = True
 
 
-cdef void lane_recycle(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
+cdef void lane_recycle(Lane *lane, Pool *pool, const Shape *shape) noexcept nogil:
     """The lane as it was before its first use. Assumes: it has no connection, and nobody wants its rows."""
-    cdef Slot* slots = lane.slots
-    cdef unsigned char* inbox = lane.inbox
+    cdef Slot *slots = lane.slots
+    cdef unsigned char *inbox = lane.inbox
     cdef uint16_t group = lane.group
     while lane.head != lane.tail:
         pool.free[pool.n_free] = lane.slots[lane.head % shape.ring].bytes
@@ -308,10 +291,10 @@ cdef void lane_recycle(Lane* lane, Pool* pool, const Shape* shape) noexcept nogi
     lane.watermark = INT64_MIN
 
 
-cdef bint keep_request(Lane* lane, uint32_t size) noexcept nogil:
+cdef bint keep_request(Lane *lane, uint32_t size) noexcept nogil:
     """The LANES frame at the front of the inbox is for Python. False: nobody has looked at them for long."""
     if lane.requests == NULL:
-        lane.requests = <unsigned char*>malloc(REQUEST_BYTES)
+        lane.requests = <unsigned char *> malloc(REQUEST_BYTES)
     if lane.requests == NULL or lane.requests_bytes + size > REQUEST_BYTES:
         return False
     memcpy(lane.requests + lane.requests_bytes, lane.inbox, size)
@@ -319,7 +302,7 @@ cdef bint keep_request(Lane* lane, uint32_t size) noexcept nogil:
     return True
 
 
-cdef uint32_t take_frame(Lane* lane) noexcept nogil:
+cdef uint32_t take_frame(Lane *lane) noexcept nogil:
     """Handles the frame at the front of the inbox and returns its size; 0: it is not whole yet."""
     cdef Header header
     cdef uint32_t size
@@ -336,30 +319,30 @@ cdef uint32_t take_frame(Lane* lane) noexcept nogil:
     if header.type == TYPE_ACK and lane.group == CONTROL_GROUP:
         lane.acks += 1
     elif header.type == TYPE_ACK:
-        row = <int64_t>(header.sequence - <uint64_t>lane.base)
-        if row > <int64_t>lane.next_row:
+        row = <int64_t> (header.sequence - <uint64_t> lane.base)
+        if row > <int64_t> lane.next_row:
             lane_break(lane, EPROTO)
             return 0
-        if row > <int64_t>lane.acked:
-            lane.acked = <uint64_t>row
+        if row > <int64_t> lane.acked:
+            lane.acked = <uint64_t> row
         lane.acks += 1
     elif header.type == TYPE_LANES and lane.group == CONTROL_GROUP:
         if not keep_request(lane, size):
             lane_break(lane, EPROTO)          # the next connection says all of them anew
             return 0
     elif header.type == TYPE_ERROR:
-        lane.error_value = <uint32_t>header.value if header.value else 1
+        lane.error_value = <uint32_t> header.value if header.value else 1
         lane_break(lane, EPROTO)              # its payload stays at the front of the inbox
         return 0
     return size
 
 
-cdef void lane_drain(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
+cdef void lane_drain(Lane *lane, Pool *pool, const Shape *shape) noexcept nogil:
     """Reads what the server said: acknowledgements free slots; an ERROR or the end breaks the lane."""
     cdef ssize_t n
     cdef uint32_t size
     while lane.fd >= 0:
-        n = c_recv(lane.fd, lane.inbox + lane.inbox_bytes, INBOX_BYTES - lane.inbox_bytes, MSG_DONTWAIT)
+        n = recv(lane.fd, lane.inbox + lane.inbox_bytes, INBOX_BYTES - lane.inbox_bytes, MSG_DONTWAIT)
         if n < 0 and errno == EINTR:
             continue
         if n < 0 and errno == EAGAIN:
@@ -367,7 +350,7 @@ cdef void lane_drain(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
         if n <= 0:
             lane_break(lane, errno if n < 0 else 0)
             break
-        lane.inbox_bytes += <uint32_t>n
+        lane.inbox_bytes += <uint32_t> n
         while True:
             size = take_frame(lane)
             if size == 0:
@@ -379,7 +362,7 @@ cdef void lane_drain(Lane* lane, Pool* pool, const Shape* shape) noexcept nogil:
     release(lane, pool, shape)
 
 
-cdef uint32_t resume_in_slot(Lane* lane, Slot* slot, const Shape* shape, uint64_t want, int64_t old_base,
+cdef uint32_t resume_in_slot(Lane *lane, Slot *slot, const Shape *shape, uint64_t want, int64_t old_base,
                              bint found) noexcept nogil:
     """Renumbers the slot's frames; returns where sending starts: the slot's length if nothing in it is wanted."""
     cdef Header header
@@ -391,14 +374,14 @@ cdef uint32_t resume_in_slot(Lane* lane, Slot* slot, const Shape* shape, uint64_
         memcpy(&header, slot.bytes + at, HEADER_BYTES)
         cut = 0
         if header.type == TYPE_DATA:
-            first = header.sequence - <uint64_t>old_base
+            first = header.sequence - <uint64_t> old_base
             if not found and first + header.value > want:
                 found = True
-                cut = <uint32_t>(want - first) if want > first else 0
+                cut = <uint32_t> (want - first) if want > first else 0
                 resume = at + cut * shape.row_bytes
             write_header(slot.bytes + at + cut * shape.row_bytes, lane, shape, TYPE_DATA,
                          header.payload_bytes - cut * shape.row_bytes, header.value - cut,
-                         first + cut + <uint64_t>lane.base)
+                         first + cut + <uint64_t> lane.base)
         elif not found and header.type == TYPE_EOS:
             found = True
             resume = at
@@ -406,7 +389,7 @@ cdef uint32_t resume_in_slot(Lane* lane, Slot* slot, const Shape* shape, uint64_
     return resume
 
 
-cdef int64_t lane_attach(Lane* lane, Pool* pool, const Shape* shape, int fd, uint64_t wanted) noexcept nogil:
+cdef int64_t lane_attach(Lane *lane, Pool *pool, const Shape *shape, int fd, uint64_t wanted) noexcept nogil:
     """Takes over a connected socket whose HELLO was answered with `wanted`, and rewinds the log to that row.
 
     Returns the acknowledged rows that the server has forgotten (it restarted without them), or -1 when it wants
@@ -418,28 +401,28 @@ cdef int64_t lane_attach(Lane* lane, Pool* pool, const Shape* shape, int fd, uin
     cdef uint32_t index
     cdef uint32_t resume
     cdef bint found = False
-    cdef Slot* slot
+    cdef Slot *slot
     if lane.inbox == NULL:
-        lane.inbox = <unsigned char*>malloc(INBOX_BYTES)
+        lane.inbox = <unsigned char *> malloc(INBOX_BYTES)
         if lane.inbox == NULL:
             return -1
     if lane.attached_once:
         lane.watermark = INT64_MIN            # what the old connection carried may not have arrived
     else:
-        lane.base = <int64_t>wanted
-    want = <int64_t>wanted - lane.base
-    if want > <int64_t>lane.next_row:
+        lane.base = <int64_t> wanted
+    want = <int64_t> wanted - lane.base
+    if want > <int64_t> lane.next_row:
         return -1
-    if want < <int64_t>lane.acked:
-        lost = <int64_t>lane.acked - want
+    if want < <int64_t> lane.acked:
+        lost = <int64_t> lane.acked - want
         lane.base += -lost
-        want = <int64_t>lane.acked
-    lane.acked = <uint64_t>want
+        want = <int64_t> lane.acked
+    lane.acked = <uint64_t> want
     lane.attached_once = True
     lane.next_send = lane.tail
     for index in range(lane.head, lane.tail):
         slot = &lane.slots[index % shape.ring]
-        resume = resume_in_slot(lane, slot, shape, <uint64_t>want, old_base, found)
+        resume = resume_in_slot(lane, slot, shape, <uint64_t> want, old_base, found)
         if not found and (resume < slot.length or index == lane.tail - 1):
             found = True
             lane.next_send = index

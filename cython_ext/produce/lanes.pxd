@@ -1,26 +1,15 @@
-# The native half of a session: one lane per group and one for the control connection, behind one lock.
-#
-# Threads: callers of Producer.send (one at a time: Producer serialises them) scatter rows and send (sender.pyx); the
-# producer's service thread serves lingers, watermarks and acknowledgements when no caller is at it, and attaches
-# sockets. Both hold `lock` while they touch lanes, and neither needs the GIL then; a caller that waits for room lets go
-# of `lock`, and lets a contender in after every block. Connecting, HELLO and errors are Python's (flexstream/client).
+"""The native half of a session: one lane per group and one for the control connection, behind one lock.
+
+Threads: callers of Producer.send (one at a time: Producer serialises them) scatter rows and send (sender.pyx); the
+producer's service thread serves lingers, watermarks and acknowledgements when no caller is at it, and attaches
+sockets. Both hold `lock` while they touch lanes, and neither needs the GIL then; a caller that waits for room lets go
+of `lock`, and lets a contender in after every block. Connecting, HELLO and errors are Python's (flexstream/client).
+"""
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
+from flexstream.cython_ext.includes.linux cimport pthread_mutex_t
 from flexstream.cython_ext.produce.lane cimport Cursor, Lane, Pool, Shape
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-
-cdef extern from "<poll.h>" nogil:
-    struct pollfd:
-        int fd
-        short events
-        short revents
-    int c_poll "poll"(pollfd* fds, unsigned long n, int timeout_ms)
-    short POLLIN
-    short POLLOUT
 
 cdef enum:
     SERVE_WANTED = 1
@@ -29,20 +18,18 @@ cdef enum:
     SERVE_ASKED = 8
     MOST_LANES = 32                # further ones at a time, over all groups
 
-cdef uint64_t now_ns() noexcept nogil
-
 cdef class Lanes:
     cdef pthread_mutex_t lock
     cdef int contenders            # threads that want the lock from a caller in send; atomic
     cdef readonly uint32_t groups
     cdef Shape shape
     cdef Pool pool
-    cdef Lane* lanes               # one per group, the control connection, MOST_LANES further ones
-    cdef Cursor* cursors           # groups; hot, therefore apart from the lanes
-    cdef uint32_t* route           # groups: the lane that has the group's open frame, or had the last one
+    cdef Lane *lanes               # one per group, the control connection, MOST_LANES further ones
+    cdef Cursor *cursors           # groups; hot, therefore apart from the lanes
+    cdef uint32_t *route           # groups: the lane that has the group's open frame, or had the last one
     cdef uint32_t end              # one past the last lane in use
     cdef Cursor closed             # of lanes that have no open frame
-    cdef unsigned char* bits       # the bitmap of groups with rows or connections
+    cdef unsigned char *bits       # the bitmap of groups with rows or connections
     cdef uint64_t linger_ns
     cdef int wake_fd               # eventfd: the service thread sleeps on it
     cdef uint64_t asleep           # it does so for long, so it must be told of new work; relaxed: it looks again anyhow
@@ -68,7 +55,7 @@ cdef class Lanes:
     cdef void wake(self) noexcept nogil
     cdef void need(self, int what) noexcept nogil
     cdef bint carries_rows(self, uint32_t index) noexcept nogil
-    cdef Cursor* cursor_of(self, uint32_t index) noexcept nogil
+    cdef Cursor *cursor_of(self, uint32_t index) noexcept nogil
     cdef void mark(self, uint32_t index, uint64_t now) noexcept nogil
     cdef uint64_t tend(self, uint32_t index, uint64_t now, bint everything, bint drain) noexcept nogil
     cdef bint end_lane(self, uint32_t index) noexcept nogil

@@ -1,57 +1,28 @@
-"""The lanes of one session behind one lock: lingers, watermarks, acknowledgements, ends."""
+"""See lanes.pxd."""
 
 from libc.stdint cimport INT64_MIN
 from libc.stdlib cimport calloc, free, malloc
-from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
-from posix.unistd cimport close, read, write
 
-from flexstream.cython_ext.produce.lane cimport (
-    CONTROL_GROUP,
-    HEADER_BYTES,
-    LANE_BROKEN,
-    LANE_ENDED,
-    LANE_UNOPENED,
-    SLOT_SPARE_BYTES,
-    TYPE_EOS,
-    TYPE_MARKER,
-    TYPE_WATERMARK,
-    Slot,
-    lane_append,
-    lane_attach,
-    lane_break,
-    lane_close_frame,
-    lane_drain,
-    lane_pump,
-    lane_recycle,
-    lane_shut,
-    lane_unsent,
-    pool_free,
+from flexstream.cython_ext.includes.linux cimport (
+    EFD_CLOEXEC, EFD_NONBLOCK, POLLIN, close, eventfd, poll, pollfd, pthread_mutex_destroy, pthread_mutex_init,
+    pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock, read, sched_yield, write,
 )
-from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_load_relaxed, fs_store_relaxed, fs_store_release
-
-
-cdef extern from "<pthread.h>" nogil:
-    int pthread_mutex_init(pthread_mutex_t* lock, void* attributes)
-    int pthread_mutex_destroy(pthread_mutex_t* lock)
-    int pthread_mutex_lock(pthread_mutex_t* lock)
-    int pthread_mutex_trylock(pthread_mutex_t* lock)
-    int pthread_mutex_unlock(pthread_mutex_t* lock)
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
-
-cdef extern from "<sys/eventfd.h>" nogil:
-    int eventfd(unsigned int value, int flags)
-    int EFD_NONBLOCK
-    int EFD_CLOEXEC
+from flexstream.cython_ext.includes.native cimport (
+    fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_realtime_ns, fs_store_relaxed, fs_store_release,
+)
+from flexstream.cython_ext.produce.lane cimport (
+    CONTROL_GROUP, HEADER_BYTES, LANE_BROKEN, LANE_ENDED, LANE_UNOPENED, SLOT_SPARE_BYTES, TYPE_EOS, TYPE_MARKER,
+    TYPE_WATERMARK, Slot, lane_append, lane_attach, lane_break, lane_close_frame, lane_drain, lane_pump, lane_recycle,
+    lane_shut, lane_unsent, pool_free,
+)
 
 cdef extern from *:
     """
     #define flexstream_add(p, n) __atomic_add_fetch((p), (n), __ATOMIC_SEQ_CST)
     #define flexstream_load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
     """
-    int flexstream_add(int* p, int n) noexcept nogil
-    int flexstream_load(int* p) noexcept nogil
+    int flexstream_add(int *p, int n) noexcept nogil
+    int flexstream_load(int *p) noexcept nogil
 
 # What serve() returns: a sum of these
 WANTED = SERVE_WANTED      # lanes need a first connection: wanted_groups()
@@ -62,12 +33,6 @@ ASKED = SERVE_ASKED        # the server wants other lanes: requests()
 cdef enum:
     IDLE_MS = 100
     DRAIN_NS = 20_000_000
-
-
-cdef uint64_t now_ns() noexcept nogil:
-    cdef timespec t
-    clock_gettime(CLOCK_MONOTONIC, &t)
-    return <uint64_t>t.tv_sec * 1_000_000_000 + <uint64_t>t.tv_nsec
 
 
 cdef class Lanes:
@@ -90,12 +55,12 @@ cdef class Lanes:
         self.wake_fd = -1
         self.pool.slot_bytes = max(HEADER_BYTES + rows_per_frame * row_bytes, HEADER_BYTES + (groups + 7) // 8)
         self.pool.slot_bytes += SLOT_SPARE_BYTES
-        self.pool.free = <unsigned char**>malloc((groups + 1 + MOST_LANES) * ring * sizeof(void*))
-        self.lanes = <Lane*>calloc(groups + 1 + MOST_LANES, sizeof(Lane))
-        self.route = <uint32_t*>calloc(groups, sizeof(uint32_t))
+        self.pool.free = <unsigned char **> malloc((groups + 1 + MOST_LANES) * ring * sizeof(void *))
+        self.lanes = <Lane *> calloc(groups + 1 + MOST_LANES, sizeof(Lane))
+        self.route = <uint32_t *> calloc(groups, sizeof(uint32_t))
         self.end = groups + 1
-        self.cursors = <Cursor*>calloc(groups, sizeof(Cursor))
-        self.bits = <unsigned char*>calloc((groups + 7) // 8, 1)
+        self.cursors = <Cursor *> calloc(groups, sizeof(Cursor))
+        self.bits = <unsigned char *> calloc((groups + 7) // 8, 1)
         if (self.pool.free == NULL or self.lanes == NULL or self.cursors == NULL or self.bits == NULL
                 or self.route == NULL):
             raise MemoryError
@@ -104,9 +69,9 @@ cdef class Lanes:
         for g in range(self.groups + 1 + MOST_LANES):
             self.lanes[g].fd = -1
             self.lanes[g].sibling = g
-            self.lanes[g].group = <uint16_t>(g if g < self.groups else CONTROL_GROUP)
+            self.lanes[g].group = <uint16_t> (g if g < self.groups else CONTROL_GROUP)
             self.lanes[g].watermark = INT64_MIN
-            self.lanes[g].slots = <Slot*>calloc(ring, sizeof(Slot))
+            self.lanes[g].slots = <Slot *> calloc(ring, sizeof(Slot))
             if self.lanes[g].slots == NULL:
                 raise MemoryError
         self.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
@@ -132,7 +97,7 @@ cdef class Lanes:
         free(self.bits)
         pthread_mutex_destroy(&self.lock)
 
-    # ---- the lock -------------------------------------------------------------------------------------------
+    # -- the lock
 
     cdef void enter(self) noexcept nogil:
         flexstream_add(&self.contenders, 1)
@@ -166,17 +131,17 @@ cdef class Lanes:
     cdef void need(self, int what) noexcept nogil:
         """Tells the service thread that lanes need connecting: once, or again if it went to sleep meanwhile."""
         cdef uint64_t before = fs_load_relaxed(&self.needs)
-        fs_store_relaxed(&self.needs, before | <uint64_t>what)
-        if not before & <uint64_t>what or fs_load_relaxed(&self.asleep):
+        fs_store_relaxed(&self.needs, before | <uint64_t> what)
+        if not before & <uint64_t> what or fs_load_relaxed(&self.asleep):
             self.wake()
 
-    # ---- watermarks, lingers, ends ----------------------------------------------------------------------------
+    # -- watermarks, lingers, ends
 
     cdef bint carries_rows(self, uint32_t index) noexcept nogil:
         """Whether it is a lane in use, and not the control connection's."""
         return index < self.groups or (index > self.groups and self.lanes[index].used)
 
-    cdef Cursor* cursor_of(self, uint32_t index) noexcept nogil:
+    cdef Cursor *cursor_of(self, uint32_t index) noexcept nogil:
         """That of the lane's open frame; one that is closed if it has none."""
         cdef uint32_t group = self.lanes[index].group
         return &self.cursors[group] if self.route[group] == index else &self.closed
@@ -187,19 +152,19 @@ cdef class Lanes:
         Rows of completed calls are all before it in the log; rows of the call in progress are not older than it, as
         far as the producer keeps to max_disorder.
         """
-        cdef Lane* lane = &self.lanes[index]
+        cdef Lane *lane = &self.lanes[index]
         if self.watermark <= lane.watermark or lane.ending or now - lane.watermark_ns < self.linger_ns:
             return
-        if lane_append(lane, &self.pool, &self.shape, TYPE_WATERMARK, <uint64_t>self.watermark, NULL, 0):
+        if lane_append(lane, &self.pool, &self.shape, TYPE_WATERMARK, <uint64_t> self.watermark, NULL, 0):
             lane.watermark = self.watermark
             lane.watermark_ns = now
             self.watermarks += 1
 
     cdef void mark_control(self, uint64_t now) noexcept nogil:
-        cdef Lane* lane = &self.lanes[self.groups]
+        cdef Lane *lane = &self.lanes[self.groups]
         if self.watermark <= lane.watermark or lane.fd < 0 or lane.ending or now - lane.watermark_ns < self.linger_ns:
             return
-        if lane_append(lane, &self.pool, &self.shape, TYPE_WATERMARK, <uint64_t>self.watermark, self.bits,
+        if lane_append(lane, &self.pool, &self.shape, TYPE_WATERMARK, <uint64_t> self.watermark, self.bits,
                        (self.groups + 7) // 8):
             lane.watermark = self.watermark
             lane.watermark_ns = now
@@ -207,8 +172,8 @@ cdef class Lanes:
 
     cdef uint64_t tend(self, uint32_t index, uint64_t now, bint everything, bint drain) noexcept nogil:
         """A lane's turn in a scan. Returns what it needs of Python."""
-        cdef Lane* lane = &self.lanes[index]
-        cdef Cursor* cursor = self.cursor_of(index)
+        cdef Lane *lane = &self.lanes[index]
+        cdef Cursor *cursor = self.cursor_of(index)
         if cursor.at != NULL and (everything or now - lane.filled_ns >= self.linger_ns):
             lane_close_frame(lane, cursor, &self.shape)
         if cursor.at == NULL and (lane.attached_once or not lane.used):     # the first attach would pass it over
@@ -233,7 +198,7 @@ cdef class Lanes:
     cdef void scan(self, uint64_t now, bint everything) noexcept nogil:
         """One round over the lanes: close lingering frames, append watermarks, send, read acknowledgements."""
         cdef uint32_t i
-        cdef Lane* lane
+        cdef Lane *lane
         cdef uint64_t needs = 0
         cdef bint drain = everything or now >= self.next_drain_ns
         self.busy = False
@@ -262,7 +227,7 @@ cdef class Lanes:
 
     cdef bint end_lane(self, uint32_t index) noexcept nogil:
         """EOS behind all that the lane has. False: its ring is full, again later."""
-        cdef Lane* lane = &self.lanes[index]
+        cdef Lane *lane = &self.lanes[index]
         lane_close_frame(lane, self.cursor_of(index), &self.shape)
         self.mark(index, lane.watermark_ns + self.linger_ns)
         lane_pump(lane, &self.pool, &self.shape)
@@ -274,7 +239,7 @@ cdef class Lanes:
 
     cdef void unlink(self, uint32_t index) noexcept nogil:
         """The lane gets no more rows."""
-        cdef Lane* lane = &self.lanes[index]
+        cdef Lane *lane = &self.lanes[index]
         cdef uint32_t group = lane.group
         cdef uint32_t before = group
         if not lane.linked:
@@ -290,7 +255,7 @@ cdef class Lanes:
 
     cdef void recycle(self, uint32_t index) noexcept nogil:
         """The place is free for another lane."""
-        cdef Lane* lane = &self.lanes[index]
+        cdef Lane *lane = &self.lanes[index]
         self.unlink(index)
         self.ended_frames += lane.frames
         self.ended_bytes += lane.sent_bytes
@@ -303,7 +268,7 @@ cdef class Lanes:
     def put_watermark(self, int64_t value):
         """An explicit watermark: in order, behind every row so far, on every lane. It never goes back."""
         cdef uint32_t i
-        cdef Lane* lane
+        cdef Lane *lane
         with nogil:
             self.enter()
             if value > self.watermark:
@@ -321,18 +286,17 @@ cdef class Lanes:
         """A MARKER with the time of now behind the rows of every open connection; returns on how many."""
         cdef uint32_t g
         cdef int count = 0
-        cdef timespec t
-        cdef Lane* lane
+        cdef uint64_t now
+        cdef Lane *lane
         with nogil:
             self.enter()
-            clock_gettime(CLOCK_REALTIME, &t)
+            now = fs_realtime_ns()
             for g in range(self.end):
                 lane = &self.lanes[g]
                 if lane.fd < 0 or lane.ending or not self.carries_rows(g):
                     continue
                 lane_close_frame(lane, self.cursor_of(g), &self.shape)
-                count += lane_append(lane, &self.pool, &self.shape, TYPE_MARKER,
-                                     <uint64_t>t.tv_sec * 1_000_000_000 + <uint64_t>t.tv_nsec, NULL, 0)
+                count += lane_append(lane, &self.pool, &self.shape, TYPE_MARKER, now, NULL, 0)
                 lane_pump(lane, &self.pool, &self.shape)
             self.leave()
         return count
@@ -340,7 +304,7 @@ cdef class Lanes:
     def put_end(self):
         """EOS on every lane with rows and on the control lane. False: a ring is full, call again."""
         cdef uint32_t g
-        cdef Lane* lane
+        cdef Lane *lane
         cdef bint complete = True
         with nogil:
             self.enter()
@@ -366,7 +330,7 @@ cdef class Lanes:
 
     cdef bint settled(self) noexcept nogil:
         cdef uint32_t g
-        cdef Lane* lane
+        cdef Lane *lane
         for g in range(self.end):
             lane = &self.lanes[g]
             if self.carries_rows(g) and (self.cursor_of(g).at != NULL or lane.acked < lane.next_row
@@ -376,8 +340,8 @@ cdef class Lanes:
 
     def flush(self, int timeout_ms):
         """Sends what is buffered and waits until the server has acknowledged it. False: not in this time."""
-        cdef uint64_t now = now_ns()
-        cdef uint64_t deadline = now + <uint64_t>timeout_ms * 1_000_000
+        cdef uint64_t now = fs_now_ns()
+        cdef uint64_t deadline = now + <uint64_t> timeout_ms * 1_000_000
         cdef bint done = False
         with nogil:
             while True:
@@ -387,14 +351,14 @@ cdef class Lanes:
                 if fs_load_relaxed(&self.needs):
                     self.wake()
                 self.leave()
-                now = now_ns()
+                now = fs_now_ns()
                 if done or now >= deadline or fs_load_acquire(&self.stopping):
                     break
-                c_poll(NULL, 0, 1)
-                now = now_ns()
+                poll(NULL, 0, 1)
+                now = fs_now_ns()
         return done
 
-    # ---- the service thread -----------------------------------------------------------------------------------
+    # -- the service thread
 
     def serve(self, int timeout_ms, bint watch_wanted=True, bint watch_broken=True):
         """Rounds of `scan` while no caller makes them, until something needs Python or the time is over."""
@@ -402,8 +366,8 @@ cdef class Lanes:
         cdef int watched = SERVE_STOPPED | SERVE_ASKED
         cdef int nap
         cdef bint busy
-        cdef uint64_t now = now_ns()
-        cdef uint64_t deadline = now + <uint64_t>timeout_ms * 1_000_000
+        cdef uint64_t now = fs_now_ns()
+        cdef uint64_t deadline = now + <uint64_t> timeout_ms * 1_000_000
         cdef uint64_t count
         cdef pollfd wait
         watched |= (SERVE_WANTED if watch_wanted else 0) | (SERVE_BROKEN if watch_broken else 0)
@@ -413,26 +377,26 @@ cdef class Lanes:
             while True:
                 busy = True                   # somebody is at it: look again soon
                 if pthread_mutex_trylock(&self.lock) == 0:
-                    now = now_ns()
+                    now = fs_now_ns()
                     if now >= self.next_scan_ns or now >= self.next_drain_ns or not self.busy:
                         self.scan(now, False)
                     busy = self.busy
                     fs_store_relaxed(&self.asleep, not busy)
                     self.leave()
-                reasons = <int>fs_load_relaxed(&self.needs)
+                reasons = <int> fs_load_relaxed(&self.needs)
                 if fs_load_acquire(&self.stopping):
                     reasons |= SERVE_STOPPED
                 reasons &= watched
-                now = now_ns()
+                now = fs_now_ns()
                 if reasons or now >= deadline:
                     break
                 nap = IDLE_MS
                 if busy:
-                    nap = <int>(self.linger_ns // 1_000_000)
+                    nap = <int> (self.linger_ns // 1_000_000)
                     nap = 1 if nap < 1 else nap
-                if now + <uint64_t>nap * 1_000_000 > deadline:
-                    nap = <int>((deadline - now) // 1_000_000) + 1
-                if c_poll(&wait, 1, nap) > 0 and read(self.wake_fd, &count, 8) < 0:
+                if now + <uint64_t> nap * 1_000_000 > deadline:
+                    nap = <int> ((deadline - now) // 1_000_000) + 1
+                if poll(&wait, 1, nap) > 0 and read(self.wake_fd, &count, 8) < 0:
                     pass
         return reasons
 
@@ -449,14 +413,14 @@ cdef class Lanes:
         for rows that this producer never sent (then `fd` is still the caller's).
         """
         cdef int64_t lost
-        cdef Lane* lane = &self.lanes[self.groups if group < 0 else group]
+        cdef Lane *lane = &self.lanes[self.groups if group < 0 else group]
         with nogil:
             self.enter()
             lost = lane_attach(lane, &self.pool, &self.shape, fd, wanted)
             if lost >= 0:
                 if lane.used and not lane.linked and not lane.retired:
                     lane.sibling = self.lanes[lane.group].sibling
-                    self.lanes[lane.group].sibling = <uint32_t>group
+                    self.lanes[lane.group].sibling = <uint32_t> group
                     lane.linked = True
                 lane_pump(lane, &self.pool, &self.shape)
             self.leave()
@@ -464,7 +428,7 @@ cdef class Lanes:
 
     def sever(self, int group):
         """Closes a connection, as if it had broken: the service thread will connect again."""
-        cdef Lane* lane = &self.lanes[self.groups if group < 0 else group]
+        cdef Lane *lane = &self.lanes[self.groups if group < 0 else group]
         with nogil:
             self.enter()
             if lane.fd >= 0:

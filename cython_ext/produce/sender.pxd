@@ -1,17 +1,17 @@
-# The way of rows into the lanes. One caller at a time is in send(); all fields below are its own.
+"""The way of rows into the lanes. One caller at a time is in send(); all fields below are its own."""
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
+from flexstream.cython_ext.includes.linux cimport pollfd
 from flexstream.cython_ext.produce.further_lanes cimport FurtherLanes
 from flexstream.cython_ext.produce.lane cimport Cursor
-from flexstream.cython_ext.produce.lanes cimport pollfd
 from flexstream.cython_ext.wire.murmur3 cimport KeySpec
 
 cdef extern from "scatter.h" nogil:
     ctypedef struct Modulus:
         pass
-    ctypedef void (*scatter_hash_fn)(const unsigned char*, size_t, size_t, uint32_t*) noexcept
-    ctypedef size_t (*scatter_fn)(Cursor*, const uint16_t*, const unsigned char*, size_t, size_t) noexcept
+    ctypedef void (*scatter_hash_fn)(const unsigned char *, size_t, size_t, uint32_t *) noexcept
+    ctypedef size_t (*scatter_fn)(Cursor *, const uint16_t *, const unsigned char *, size_t, size_t) noexcept
 
 cdef class Sender(FurtherLanes):
     cdef KeySpec key
@@ -21,9 +21,9 @@ cdef class Sender(FurtherLanes):
     cdef scatter_hash_fn hash_longs
     cdef size_t block_rows
     cdef uint32_t send_frames      # complete frames that a caller hands to the kernel at once
-    cdef uint32_t* hashes          # one block
-    cdef uint16_t* ids             # one block
-    cdef pollfd* polls             # as many as there can be lanes
+    cdef uint32_t *hashes          # one block
+    cdef uint16_t *ids             # one block
+    cdef pollfd *polls             # as many as there can be lanes
     cdef uint32_t time_offset
     cdef int64_t call_time         # largest event time handed in, the call in progress included
     cdef int64_t max_disorder
@@ -32,7 +32,7 @@ cdef class Sender(FurtherLanes):
     cdef int64_t latest            # so this is the last time that the watermark may go by
     cdef bint auto_watermark
 
-    cdef void partition(self, const unsigned char* rows, size_t n) noexcept nogil
+    cdef void partition(self, const unsigned char *rows, size_t n) noexcept nogil
     cdef bint make_room(self, uint32_t group) noexcept nogil
     cdef void wait_room(self, uint32_t group, int timeout_ms) noexcept nogil
-    cdef int put(self, const unsigned char* rows, size_t n, size_t* position, bint wait) noexcept nogil
+    cdef int put(self, const unsigned char *rows, size_t n, size_t *position, bint wait) noexcept nogil

@@ -4,29 +4,22 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MIN
 from libc.stdlib cimport calloc, free, malloc
 
+from flexstream.cython_ext.includes.linux cimport POLLIN, POLLOUT, poll
 from flexstream.cython_ext.includes.native cimport (
-    FS_TIME_LIMIT, fs_load_acquire, fs_load_relaxed, fs_plus, fs_realtime_ns,
+    FS_TIME_LIMIT, fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_plus, fs_realtime_ns,
 )
 from flexstream.cython_ext.produce.lane cimport (
-    LANE_UNOPENED,
-    PUMP_AWAY,
-    Lane,
-    lane_close_frame,
-    lane_drain,
-    lane_open_frame,
-    lane_pump,
-    lane_unsent,
+    LANE_UNOPENED, PUMP_AWAY, Lane, lane_close_frame, lane_drain, lane_open_frame, lane_pump, lane_unsent,
     lane_unsent_slots,
 )
-from flexstream.cython_ext.produce.lanes cimport MOST_LANES, POLLIN, POLLOUT, SERVE_BROKEN, SERVE_WANTED, c_poll, now_ns
+from flexstream.cython_ext.produce.lanes cimport MOST_LANES, SERVE_BROKEN, SERVE_WANTED
 from flexstream.cython_ext.wire.murmur3 cimport KEY_LONG, KeyHasher, key_hash
-
 
 cdef extern from "scatter.h" nogil:
     Modulus scatter_modulus(uint32_t groups) noexcept
     scatter_hash_fn scatter_hash_for() noexcept
-    void scatter_groups(const Modulus* m, const uint32_t* hashes, size_t n, uint16_t* ids) noexcept
-    int64_t scatter_max_time(const unsigned char* time, size_t stride, size_t n, int64_t most,
+    void scatter_groups(const Modulus *m, const uint32_t *hashes, size_t n, uint16_t *ids) noexcept
+    int64_t scatter_max_time(const unsigned char *time, size_t stride, size_t n, int64_t most,
                              int64_t latest) noexcept
     scatter_fn scatter_for(size_t row_bytes) noexcept
     size_t scatter_block_rows(size_t row_bytes) noexcept
@@ -47,7 +40,7 @@ cdef class Sender(FurtherLanes):
 
     def __cinit__(self, KeyHasher key not None, *, groups, row_bytes, time_offset, auto_watermark=True,
                   max_disorder=0, send_frames=1, max_future_ns=None, unit_ns=1, **others):
-        if key.spec.end > <uint32_t>row_bytes or time_offset + 8 > row_bytes:
+        if key.spec.end > <uint32_t> row_bytes or time_offset + 8 > row_bytes:
             raise ValueError(f"key and time do not lie in a row of {row_bytes} bytes")
         self.key = key.spec
         self.key_is_long = key.spec.n == 1 and key.spec.fields[0].kind == KEY_LONG and key.spec.fields[0].size == 8
@@ -63,9 +56,9 @@ cdef class Sender(FurtherLanes):
         self.latest = FS_TIME_LIMIT
         self.send_frames = send_frames
         self.call_time = INT64_MIN
-        self.polls = <pollfd*>calloc(groups + 1 + MOST_LANES, sizeof(pollfd))
-        self.hashes = <uint32_t*>malloc(self.block_rows * sizeof(uint32_t))
-        self.ids = <uint16_t*>malloc(self.block_rows * sizeof(uint16_t))
+        self.polls = <pollfd *> calloc(groups + 1 + MOST_LANES, sizeof(pollfd))
+        self.hashes = <uint32_t *> malloc(self.block_rows * sizeof(uint32_t))
+        self.ids = <uint16_t *> malloc(self.block_rows * sizeof(uint16_t))
         if self.polls == NULL or self.hashes == NULL or self.ids == NULL:
             raise MemoryError
 
@@ -74,7 +67,7 @@ cdef class Sender(FurtherLanes):
         free(self.hashes)
         free(self.ids)
 
-    cdef void partition(self, const unsigned char* rows, size_t n) noexcept nogil:
+    cdef void partition(self, const unsigned char *rows, size_t n) noexcept nogil:
         cdef size_t i
         if self.key_is_long:
             self.hash_longs(rows + self.key.fields[0].offset, self.shape.row_bytes, n, self.hashes)
@@ -91,11 +84,11 @@ cdef class Sender(FurtherLanes):
         """
         cdef uint32_t index = self.route[group]
         cdef uint32_t first = self.lanes[index].sibling
-        cdef Lane* lane = &self.lanes[index]
-        cdef uint64_t now = now_ns()
+        cdef Lane *lane = &self.lanes[index]
+        cdef uint64_t now = fs_now_ns()
         lane_close_frame(lane, &self.cursors[group], &self.shape)
         if lane.tail == lane.head:
-            self.bits[group >> 3] |= <unsigned char>(1 << (group & 7))
+            self.bits[group >> 3] |= <unsigned char> (1 << (group & 7))
         else:
             self.mark(index, now)
             # Two frames in one call cost little more than one: the kernel makes one packet of them, and the receiver
@@ -123,8 +116,8 @@ cdef class Sender(FurtherLanes):
     cdef void wait_room(self, uint32_t group, int timeout_ms) noexcept nogil:
         """Lets go of the lock until a socket of the group, or another one with bytes to send, may have moved."""
         cdef uint32_t i, n = 0
-        cdef Lane* lane
-        cdef uint64_t began = now_ns()
+        cdef Lane *lane
+        cdef uint64_t began = fs_now_ns()
         for i in range(self.end):
             lane = &self.lanes[i]
             if lane.fd >= 0 and self.carries_rows(i) and (lane.group == group or lane_unsent(lane, &self.shape)):
@@ -137,7 +130,7 @@ cdef class Sender(FurtherLanes):
             self.wake()
             timeout_ms = 1
         self.leave()
-        c_poll(self.polls, n, timeout_ms)
+        poll(self.polls, n, timeout_ms)
         self.enter_again()
         for i in range(self.end):
             lane = &self.lanes[i]
@@ -146,12 +139,12 @@ cdef class Sender(FurtherLanes):
                     lane_pump(lane, &self.pool, &self.shape)
                 if lane.group == group:
                     lane_drain(lane, &self.pool, &self.shape)
-        self.waited_ns += now_ns() - began
+        self.waited_ns += fs_now_ns() - began
 
-    cdef int put(self, const unsigned char* rows, size_t n, size_t* position, bint wait) noexcept nogil:
+    cdef int put(self, const unsigned char *rows, size_t n, size_t *position, bint wait) noexcept nogil:
         cdef size_t at = position[0], block, done
         cdef uint64_t now, patience
-        cdef const unsigned char* row
+        cdef const unsigned char *row
         cdef int status = 0
         while at < n and status == 0:
             block = self.block_rows if n - at > self.block_rows else n - at
@@ -165,10 +158,10 @@ cdef class Sender(FurtherLanes):
                     break
                 if self.make_room(self.ids[done]):
                     continue
-                patience = now_ns() + PATIENCE_NS
+                patience = fs_now_ns() + PATIENCE_NS
                 while wait and not fs_load_acquire(&self.stopping):
                     self.wait_room(self.ids[done], WAIT_MS)
-                    now = now_ns()
+                    now = fs_now_ns()
                     if now >= self.next_scan_ns:
                         self.scan(now, False)
                     if self.make_room(self.ids[done]):
@@ -181,7 +174,7 @@ cdef class Sender(FurtherLanes):
             at += done
             self.rows += done
             if self.linger_ns:                # without a linger frames are closed at the end of the call
-                now = now_ns()
+                now = fs_now_ns()
                 if now >= self.next_scan_ns:
                     self.scan(now, False)
             self.let_in()
@@ -195,13 +188,13 @@ cdef class Sender(FurtherLanes):
         threads at once.
         """
         cdef Py_buffer view
-        cdef size_t position = <size_t>start
+        cdef size_t position = <size_t> start
         cdef size_t n
         cdef int status
         PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE)
         try:
-            n = <size_t>view.len // self.shape.row_bytes
-            if <size_t>view.len != n * self.shape.row_bytes or position > n:
+            n = <size_t> view.len // self.shape.row_bytes
+            if <size_t> view.len != n * self.shape.row_bytes or position > n:
                 raise ValueError(f"{view.len} bytes are not whole rows of {self.shape.row_bytes} bytes")
             with nogil:
                 if self.max_future >= 0:
@@ -209,13 +202,13 @@ cdef class Sender(FurtherLanes):
                     if self.latest > FS_TIME_LIMIT:
                         self.latest = FS_TIME_LIMIT
                 self.enter()
-                status = self.put(<const unsigned char*>view.buf, n, &position, wait)
+                status = self.put(<const unsigned char *> view.buf, n, &position, wait)
                 if status == 0:
                     if self.auto_watermark and self.call_time >= INT64_MIN + self.max_disorder:
                         if self.call_time - self.max_disorder > self.watermark:
                             self.watermark = self.call_time - self.max_disorder
                     if self.linger_ns == 0:
-                        self.scan(now_ns(), True)
+                        self.scan(fs_now_ns(), True)
                     elif fs_load_relaxed(&self.asleep):
                         self.wake()
                 self.leave()

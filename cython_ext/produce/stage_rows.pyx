@@ -5,15 +5,15 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint16_t, uint32_t, uint
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
-from flexstream.cython_ext.wire.crc32c cimport crc32c_update
 from flexstream.cython_ext.produce.lane cimport Cursor
-from flexstream.cython_ext.wire.murmur3 cimport KEY_LONG, KeyHasher, KeySpec, key_hash
 from flexstream.cython_ext.produce.sender cimport Modulus, scatter_fn, scatter_hash_fn
+from flexstream.cython_ext.wire.crc32c cimport crc32c_update
+from flexstream.cython_ext.wire.murmur3 cimport KEY_LONG, KeyHasher, KeySpec, key_hash
 
 cdef extern from "scatter.h" nogil:
     Modulus scatter_modulus(uint32_t groups) noexcept
     scatter_hash_fn scatter_hash_for() noexcept
-    void scatter_groups(const Modulus* m, const uint32_t* hashes, size_t n, uint16_t* ids) noexcept
+    void scatter_groups(const Modulus *m, const uint32_t *hashes, size_t n, uint16_t *ids) noexcept
     scatter_fn scatter_for(size_t row_bytes) noexcept
     size_t scatter_block_rows(size_t row_bytes) noexcept
 

@@ -3,6 +3,8 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
+from flexstream.cython_ext.includes.linux cimport EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, poll, read
+from flexstream.cython_ext.includes.native cimport fs_pause
 from flexstream.cython_ext.memory.arena cimport (
     ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus, arena_alloc, arena_destroy, arena_init, arena_release,
     arena_serve,
@@ -10,17 +12,15 @@ from flexstream.cython_ext.memory.arena cimport (
 from flexstream.cython_ext.memory.blocks cimport (
     Block, Output, block_rows, output_block, output_destroy, output_init, output_return, output_serve,
 )
-from flexstream.cython_ext.includes.linux cimport EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, poll, read
-from flexstream.cython_ext.includes.native cimport fs_pause
+from flexstream.cython_ext.memory.ring cimport (
+    Message, Ring, ring_empty, ring_free, ring_free_slots, ring_init, ring_pop, ring_push,
+)
 from flexstream.cython_ext.operators.merging cimport table_merge
 from flexstream.cython_ext.operators.graph cimport Operator
 from flexstream.cython_ext.operators.pane cimport Pane
+from flexstream.cython_ext.operators.queries cimport QueryState
 from flexstream.cython_ext.operators.table cimport (
     MAX_KEY_WORDS, ROWS_MASK, USED_BIT, Layout, Table, home_of, table_find, table_init, table_locate,
-)
-from flexstream.cython_ext.operators.queries cimport QueryState
-from flexstream.cython_ext.memory.ring cimport (
-    Message, Ring, ring_empty, ring_free, ring_free_slots, ring_init, ring_pop, ring_push,
 )
 
 STATUS = {ARENA_OK: "ok", ARENA_WAIT: "wait", ARENA_FULL: "full"}

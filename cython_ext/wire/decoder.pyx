@@ -3,8 +3,8 @@
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.string cimport memset
 
-from flexstream.cython_ext.wire.crc32c cimport crc32c_update
 from flexstream.cython_ext.includes.native cimport fs_u16, fs_u32, fs_u64
+from flexstream.cython_ext.wire.crc32c cimport crc32c_update
 from flexstream.cython_ext.wire.murmur3 cimport KeyHasher, group_of_hash, key_hash
 
 

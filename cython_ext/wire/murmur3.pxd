@@ -1,18 +1,20 @@
-# Key -> group: Spark's Murmur3 (x86_32, seed 42) over the key fields of a packed row.
-#
-# Everything here is a pure function of its arguments: no state, no allocation, no GIL. A KeySpec is written
-# once, by KeyHasher.__cinit__, and read by any number of threads after that; it holds no pointer, so copy it
-# by value and keep the copy as long as you like.
-#
-# Reference: org.apache.spark.unsafe.hash.Murmur3_x86_32 and catalyst's HashExpression (Spark 4).
+"""Key -> group: Spark's Murmur3 (x86_32, seed 42) over the key fields of a packed row.
+
+Everything here is a pure function of its arguments: no state, no allocation, no GIL. A KeySpec is written
+once, by KeyHasher.__cinit__, and read by any number of threads after that; it holds no pointer, so copy it
+by value and keep the copy as long as you like.
+
+Reference: org.apache.spark.unsafe.hash.Murmur3_x86_32 and catalyst's HashExpression (Spark 4).
+"""
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-cdef enum:
+cpdef enum:
     MAX_KEY_FIELDS = 16
     MURMUR3_SEED = 42
 
+cdef enum:
     KEY_INT = 0          # i8 i16 i32 u8 u16 bool: extended to a 32-bit int
     KEY_LONG = 1         # i64, and u32 (which is non-negative as a long)
     KEY_TIMESTAMP = 2    # i64 * multiplier, floor divided by divisor: microseconds, then as a long
@@ -39,19 +41,19 @@ cdef inline uint32_t _rotl(uint32_t x, int r) noexcept nogil:
 
 
 cdef inline uint32_t _mix_k1(uint32_t k1) noexcept nogil:
-    return _rotl(k1 * <uint32_t>0xCC9E2D51, 15) * <uint32_t>0x1B873593
+    return _rotl(k1 * <uint32_t> 0xCC9E2D51, 15) * <uint32_t> 0x1B873593
 
 
 cdef inline uint32_t _mix_h1(uint32_t h1, uint32_t k1) noexcept nogil:
-    return _rotl(h1 ^ k1, 13) * <uint32_t>5 + <uint32_t>0xE6546B64
+    return _rotl(h1 ^ k1, 13) * <uint32_t> 5 + <uint32_t> 0xE6546B64
 
 
 cdef inline uint32_t _fmix(uint32_t h1, uint32_t length) noexcept nogil:
     h1 ^= length
     h1 ^= h1 >> 16
-    h1 *= <uint32_t>0x85EBCA6B
+    h1 *= <uint32_t> 0x85EBCA6B
     h1 ^= h1 >> 13
-    h1 *= <uint32_t>0xC2B2AE35
+    h1 *= <uint32_t> 0xC2B2AE35
     h1 ^= h1 >> 16
     return h1
 
@@ -61,12 +63,12 @@ cdef inline uint32_t hash_int(uint32_t value, uint32_t seed) noexcept nogil:
 
 
 cdef inline uint32_t hash_long(uint64_t value, uint32_t seed) noexcept nogil:
-    cdef uint32_t h1 = _mix_h1(seed, _mix_k1(<uint32_t>value))
-    return _fmix(_mix_h1(h1, _mix_k1(<uint32_t>(value >> 32))), 8)
+    cdef uint32_t h1 = _mix_h1(seed, _mix_k1(<uint32_t> value))
+    return _fmix(_mix_h1(h1, _mix_k1(<uint32_t> (value >> 32))), 8)
 
 
-cdef inline uint32_t hash_bytes(const unsigned char* data, uint32_t size, uint32_t seed) noexcept nogil:
-    # Not the textbook tail: Spark mixes each of the last size % 4 bytes as a sign-extended int.
+cdef inline uint32_t hash_bytes(const unsigned char *data, uint32_t size, uint32_t seed) noexcept nogil:
+    """Not the textbook tail: Spark mixes each of the last size % 4 bytes as a sign-extended int."""
     cdef uint32_t h1 = seed
     cdef uint32_t word
     cdef uint32_t i = 0
@@ -75,18 +77,18 @@ cdef inline uint32_t hash_bytes(const unsigned char* data, uint32_t size, uint32
         h1 = _mix_h1(h1, _mix_k1(word))
         i += 4
     while i < size:
-        h1 = _mix_h1(h1, _mix_k1(<uint32_t><int32_t><int8_t>data[i]))
+        h1 = _mix_h1(h1, _mix_k1(<uint32_t> <int32_t> <int8_t> data[i]))
         i += 1
     return _fmix(h1, size)
 
 
-cdef inline uint32_t trimmed_size(const unsigned char* data, uint32_t size) noexcept nogil:
+cdef inline uint32_t trimmed_size(const unsigned char *data, uint32_t size) noexcept nogil:
     while size > 0 and data[size - 1] == 0:
         size -= 1
     return size
 
 
-cdef inline uint32_t _load_int(const KeyField* field, const unsigned char* at) noexcept nogil:
+cdef inline uint32_t _load_int(const KeyField *field, const unsigned char *at) noexcept nogil:
     cdef uint32_t word
     cdef uint16_t half
     if field.size == 4:
@@ -94,23 +96,23 @@ cdef inline uint32_t _load_int(const KeyField* field, const unsigned char* at) n
         return word
     if field.size == 2:
         memcpy(&half, at, 2)
-        return <uint32_t><int32_t><int16_t>half if field.is_signed else <uint32_t>half
-    return <uint32_t><int32_t><int8_t>at[0] if field.is_signed else <uint32_t>at[0]
+        return <uint32_t> <int32_t> <int16_t> half if field.is_signed else <uint32_t> half
+    return <uint32_t> <int32_t> <int8_t> at[0] if field.is_signed else <uint32_t> at[0]
 
 
-cdef inline uint64_t to_microseconds(const KeyField* field, int64_t value) noexcept nogil:
-    # Floor, as Spark casts; multiplication wraps (seconds past the year 292,000 have no microseconds).
+cdef inline uint64_t to_microseconds(const KeyField *field, int64_t value) noexcept nogil:
+    """Floor, as Spark casts; multiplication wraps (seconds past the year 292,000 have no microseconds)."""
     cdef int64_t quotient
     if field.divisor == 1:
-        return <uint64_t>value * <uint64_t>field.multiplier
+        return <uint64_t> value * <uint64_t> field.multiplier
     quotient = value // field.divisor      # C division truncates
     if quotient * field.divisor > value:
         quotient -= 1
-    return <uint64_t>quotient
+    return <uint64_t> quotient
 
 
-cdef inline uint32_t _hash_field(const KeyField* field, const unsigned char* row, uint32_t seed) noexcept nogil:
-    cdef const unsigned char* at = row + field.offset
+cdef inline uint32_t _hash_field(const KeyField *field, const unsigned char *row, uint32_t seed) noexcept nogil:
+    cdef const unsigned char *at = row + field.offset
     cdef uint32_t word
     cdef uint64_t long_word
     if field.kind == KEY_LONG:
@@ -126,24 +128,24 @@ cdef inline uint32_t _hash_field(const KeyField* field, const unsigned char* row
         return hash_bytes(at, trimmed_size(at, field.size), seed)
     if field.kind == KEY_TIMESTAMP:
         memcpy(&long_word, at, 8)
-        return hash_long(to_microseconds(field, <int64_t>long_word), seed)
+        return hash_long(to_microseconds(field, <int64_t> long_word), seed)
     if field.kind == KEY_F64:
         memcpy(&long_word, at, 8)
-        if long_word == <uint64_t>1 << 63:
+        if long_word == <uint64_t> 1 << 63:
             long_word = 0
-        elif (long_word << 1) > <uint64_t>0xFFE0000000000000:
+        elif (long_word << 1) > <uint64_t> 0xFFE0000000000000:
             long_word = 0x7FF8000000000000
         return hash_long(long_word, seed)
     memcpy(&word, at, 4)
-    if word == <uint32_t>1 << 31:
+    if word == <uint32_t> 1 << 31:
         word = 0
-    elif (word << 1) > <uint32_t>0xFF000000:
+    elif (word << 1) > <uint32_t> 0xFF000000:
         word = 0x7FC00000
     return hash_int(word, seed)
 
 
-cdef inline uint32_t key_hash(const KeySpec* spec, const unsigned char* row) noexcept nogil:
-    # Assumes: row has spec.end readable bytes. Each field's hash is the next one's seed.
+cdef inline uint32_t key_hash(const KeySpec *spec, const unsigned char *row) noexcept nogil:
+    """Assumes: row has spec.end readable bytes. Each field's hash is the next one's seed."""
     cdef uint32_t h = MURMUR3_SEED
     cdef uint32_t i
     for i in range(spec.n):
@@ -152,9 +154,9 @@ cdef inline uint32_t key_hash(const KeySpec* spec, const unsigned char* row) noe
 
 
 cdef inline uint16_t group_of_hash(uint32_t h, uint32_t groups) noexcept nogil:
-    # pmod of the hash as a signed int. Assumes: 1 <= groups <= 65535.
-    cdef int64_t r = <int64_t><int32_t>h % <int64_t>groups
-    return <uint16_t>(r + groups if r < 0 else r)
+    """pmod of the hash as a signed int. Assumes: 1 <= groups <= 65535."""
+    cdef int64_t r = <int64_t> <int32_t> h % <int64_t> groups
+    return <uint16_t> (r + groups if r < 0 else r)
 
 
 cdef class KeyHasher:

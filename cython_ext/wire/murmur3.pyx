@@ -14,7 +14,7 @@ cdef class KeyHasher:
     """The key of a stream, compiled for hashing. `KeyHasher(stream)`; C code reads `.spec`."""
 
     def __cinit__(self, stream):
-        cdef KeyField* out
+        cdef KeyField *out
         key_fields = [stream.schema.field(name) for name in stream.key]
         if not 1 <= len(key_fields) <= MAX_KEY_FIELDS:
             raise ValueError(f"a key has 1 to {MAX_KEY_FIELDS} fields, not {len(key_fields)}")
@@ -38,7 +38,7 @@ cdef class KeyHasher:
                 out.kind = KEY_BYTES
             else:
                 raise ValueError(f"a {field.kind} field cannot be a key")
-            self.spec.end = max(self.spec.end, <uint32_t>(out.offset + out.size))
+            self.spec.end = max(self.spec.end, <uint32_t> (out.offset + out.size))
         self.spec.n = len(key_fields)
 
 
@@ -62,13 +62,13 @@ cdef extern from *:
     uint32_t fs_fastmod(uint32_t a, uint64_t m, uint32_t d) noexcept nogil
 
 
-cdef inline uint16_t _pmod(uint32_t h, const Modulus* m) noexcept nogil:
+cdef inline uint16_t _pmod(uint32_t h, const Modulus *m) noexcept nogil:
     # h as a signed int is (h ^ 2**31) - 2**31, and both parts are non-negative.
-    cdef uint32_t r = fs_fastmod(h ^ (<uint32_t>1 << 31), m.reciprocal, m.groups)
-    return <uint16_t>(r - m.bias if r >= m.bias else r + m.groups - m.bias)
+    cdef uint32_t r = fs_fastmod(h ^ (<uint32_t> 1 << 31), m.reciprocal, m.groups)
+    return <uint16_t> (r - m.bias if r >= m.bias else r + m.groups - m.bias)
 
 
-cdef void _hash_longs(const unsigned char* at, uint64_t n, uint64_t stride, uint32_t* out) noexcept nogil:
+cdef void _hash_longs(const unsigned char *at, uint64_t n, uint64_t stride, uint32_t *out) noexcept nogil:
     # The common case, one i64 key: no dispatch in the loop, so that the compiler vectorises it.
     cdef uint64_t i, value
     for i in range(n):
@@ -76,29 +76,29 @@ cdef void _hash_longs(const unsigned char* at, uint64_t n, uint64_t stride, uint
         out[i] = hash_long(value, MURMUR3_SEED)
 
 
-cdef void _hash_keys(const KeySpec* spec, const unsigned char* row, uint64_t n, uint64_t stride,
-                     uint32_t* out) noexcept nogil:
+cdef void _hash_keys(const KeySpec *spec, const unsigned char *row, uint64_t n, uint64_t stride,
+                     uint32_t *out) noexcept nogil:
     cdef uint64_t i
     for i in range(n):
         out[i] = key_hash(spec, row + i * stride)
 
 
-cdef void _groups_of(const KeySpec* spec, const unsigned char* rows, uint64_t n, uint64_t stride,
-                     const Modulus* m, uint16_t* out) noexcept nogil:
+cdef void _groups_of(const KeySpec *spec, const unsigned char *rows, uint64_t n, uint64_t stride,
+                     const Modulus *m, uint16_t *out) noexcept nogil:
     # Hash a cache-sized run of rows, then take the remainders: two simple loops beat one mixed one.
     cdef uint32_t run[HASH_RUN]
     cdef uint64_t done = 0
     cdef uint64_t i, size
     cdef bint is_long = spec.n == 1 and spec.fields[0].kind == KEY_LONG and spec.fields[0].size == 8
     while done < n:
-        size = min(n - done, <uint64_t>HASH_RUN)
+        size = min(n - done, <uint64_t> HASH_RUN)
         if is_long:
             _hash_longs(rows + done * stride + spec.fields[0].offset, size, stride, run)
         else:
             _hash_keys(spec, rows + done * stride, size, stride, run)
         if m.mask or m.groups == 1:
             for i in range(size):
-                out[done + i] = <uint16_t>(run[i] & m.mask)
+                out[done + i] = <uint16_t> (run[i] & m.mask)
         else:
             for i in range(size):
                 out[done + i] = _pmod(run[i], m)
@@ -109,15 +109,15 @@ cdef Modulus _modulus(uint32_t groups) noexcept:
     cdef Modulus m
     m.groups = groups
     m.mask = groups - 1 if groups & (groups - 1) == 0 else 0
-    m.bias = (<uint32_t>1 << 31) % groups
-    m.reciprocal = <uint64_t>0xFFFFFFFFFFFFFFFF // groups + 1
+    m.bias = (<uint32_t> 1 << 31) % groups
+    m.reciprocal = <uint64_t> 0xFFFFFFFFFFFFFFFF // groups + 1
     return m
 
 
 cdef int _check(Py_ssize_t have, Py_ssize_t n, Py_ssize_t row_bytes, KeyHasher key) except -1:
     if n < 0 or row_bytes <= 0 or n > have // row_bytes:
         raise ValueError(f"{n} rows of {row_bytes} bytes do not fit a buffer of {have} bytes")
-    if key.spec.end > <size_t>row_bytes:
+    if key.spec.end > <size_t> row_bytes:
         raise ValueError(f"the key ends at byte {key.spec.end}, past a row of {row_bytes} bytes")
     return 0
 
@@ -139,8 +139,8 @@ def group_ids(rows, Py_ssize_t n, Py_ssize_t row_bytes, KeyHasher key_spec not N
             return out
         PyObject_GetBuffer(out, &target, PyBUF_WRITABLE)
         with nogil:
-            _groups_of(&key_spec.spec, <const unsigned char*>source.buf, n, row_bytes, &m,
-                       <uint16_t*>target.buf)
+            _groups_of(&key_spec.spec, <const unsigned char *> source.buf, n, row_bytes, &m,
+                       <uint16_t *> target.buf)
         PyBuffer_Release(&target)
         return out
     finally:
@@ -158,7 +158,7 @@ def hashes(rows, Py_ssize_t n, Py_ssize_t row_bytes, KeyHasher key_spec not None
             return out
         PyObject_GetBuffer(out, &target, PyBUF_WRITABLE)
         with nogil:
-            _hash_keys(&key_spec.spec, <const unsigned char*>source.buf, n, row_bytes, <uint32_t*>target.buf)
+            _hash_keys(&key_spec.spec, <const unsigned char *> source.buf, n, row_bytes, <uint32_t *> target.buf)
         PyBuffer_Release(&target)
         return out
     finally:

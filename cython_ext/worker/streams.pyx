@@ -4,16 +4,18 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
+from flexstream.cython_ext.expressions.program cimport BATCH
+from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_realtime_ns
 from flexstream.cython_ext.memory.allocator cimport Allocator
 from flexstream.cython_ext.memory.blocks cimport output_bytes, output_destroy, output_init
-from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_realtime_ns
 from flexstream.cython_ext.operators.late_marks cimport LateRow
 from flexstream.cython_ext.wire.murmur3 cimport KeyHasher
-from flexstream.cython_ext.expressions.program cimport BATCH
-from flexstream.cython_ext.worker.work_item cimport bound_times
 from flexstream.cython_ext.worker.shared cimport Connection
 from flexstream.cython_ext.worker.sketch cimport KeySketch
+from flexstream.cython_ext.worker.work_item cimport bound_times
 from flexstream.cython_ext.worker.worker cimport StreamState
+
+from flexstream.cython_ext.worker.reports import Links
 
 cdef enum:
     BLOCKS_PER_CHUNK = 4
@@ -163,9 +165,8 @@ cdef class StreamHandle:
             PyBuffer_Release(&came)
 
     def links(self, uint32_t group):
-        """(connections, rows that they brought a moment ago, rows of the busiest of them), as of the last sample."""
-        return (fs_load_relaxed(&self.state.links[group]), fs_load_relaxed(&self.state.recent[group]),
-                fs_load_relaxed(&self.state.busiest[group]))
+        return Links(fs_load_relaxed(&self.state.links[group]), fs_load_relaxed(&self.state.recent[group]),
+                     fs_load_relaxed(&self.state.busiest[group]))
 
     def watermarks(self):
         """{group: watermark} of the groups that this worker owns and that have one."""

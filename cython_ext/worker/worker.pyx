@@ -34,6 +34,10 @@ from flexstream.cython_ext.worker.shared cimport Connection, Flags
 from flexstream.cython_ext.worker.streams cimport StreamHandle, zeroed
 from flexstream.cython_ext.worker.worker_loop cimport worker_main
 
+from flexstream.cython_ext.worker.reports import (
+    ConnectionClosed, LateBlock, MarkerSeen, Pong, Progress, QueryGone, QueryHere, ResultBlock, SessionAwake, SessionDone,
+)
+
 cdef extern from "<stdlib.h>" nogil:
     void *aligned_alloc(size_t alignment, size_t n) noexcept
 
@@ -286,7 +290,7 @@ cdef class Worker:
         self.post(order(HOLD, stream, 0, hold, NULL))
 
     def ping(self, uint64_t tag):
-        """Answered by ("pong", tag) among the reports, after everything posted before was worked off."""
+        """Answered by Pong(tag) among the reports, after everything posted before was worked off."""
         cdef Message message = order(PING, 0, 0, 0, NULL)
         message.tag = tag
         self.post_behind(message)
@@ -409,7 +413,7 @@ cdef class Worker:
         return False
 
     def reports(self, int most=256):
-        """Up to `most` reports, oldest first, as tuples. Blocks are copied and given back to the worker."""
+        """Up to `most` reports, oldest first. Blocks are copied and given back to the worker."""
         cdef Message message
         cdef list found = []
         while len(found) < most and ring_pop(&self.state.mail.out, &message):
@@ -424,21 +428,21 @@ cdef class Worker:
             block = <Block *> message.ptr
             rows = PyBytes_FromStringAndSize(<char *> block_rows(block), <size_t> block.rows * block.row_bytes)
             output_return(block)
-            return ("results" if message.kind == RESULT_BLOCK else "late", message.tag, rows)
+            return (ResultBlock if message.kind == RESULT_BLOCK else LateBlock)(message.tag, rows)
         if message.kind == MARKER_SEEN:
-            return ("marker", message.stream, message.value)
+            return MarkerSeen(message.stream, message.value)
         if message.kind == CONNECTION_CLOSED:
             return self.read_closed(<Connection *> message.ptr)
         if message.kind == SESSION_DONE:
-            return ("session_done", message.stream, message.slot, message.value)
+            return SessionDone(message.stream, message.slot, message.value)
         if message.kind == SESSION_AWAKE:
-            return ("session_awake", message.stream, message.slot)
+            return SessionAwake(message.stream, message.slot)
         if message.kind == QUERY_HERE:
-            return ("query_here", message.tag, message.stream, message.slot)
+            return QueryHere(message.tag, message.stream, message.slot)
         if message.kind == QUERY_GONE:
             query = <QueryState> self.lent.pop(<size_t> message.ptr)
             self.allocator.forget_output(&(<QueryState> query).op.out.results)
-            return ("query_gone", message.tag, message.value)
+            return QueryGone(message.tag, message.value != 0)
         if message.kind == GIVEN_BACK:
             bitmap, times = self.lent[<size_t> message.ptr]
             if times == 1:
@@ -447,13 +451,13 @@ cdef class Worker:
                 self.lent[<size_t> message.ptr] = (bitmap, times - 1)
             return None
         if message.kind == PONG:
-            return ("pong", message.tag)
+            return Pong(message.tag)
         return None
 
     cdef object read_closed(self, Connection *connection):
         """The socket's descriptor belongs to the caller from here on."""
-        item = ("closed", connection.id, connection.fd, connection.stream, connection.group, connection.slot,
-                connection.closed_why, bool(connection.decoder.ended), connection.rows)
+        item = ConnectionClosed(connection.id, connection.fd, connection.stream, connection.group, connection.slot,
+                                connection.closed_why, connection.decoder.ended != 0, connection.rows)
         free_connection(connection)
         return item
 
@@ -474,10 +478,9 @@ cdef class Worker:
         return fs_load_relaxed(&self.state.counters.busy_ns)
 
     def progress(self):
-        """(rows, batches that they came in, connections) so far."""
-        return (fs_load_relaxed(&self.state.counters.rows),
-                fs_load_relaxed(&self.state.counters.receive_calls) + fs_load_relaxed(&self.state.counters.fed),
-                fs_load_relaxed(&self.state.counters.n_connections))
+        return Progress(fs_load_relaxed(&self.state.counters.rows),
+                        fs_load_relaxed(&self.state.counters.receive_calls) + fs_load_relaxed(&self.state.counters.fed),
+                        fs_load_relaxed(&self.state.counters.n_connections))
 
     def stats(self):
         cdef WorkerState *state = self.state

@@ -11,17 +11,20 @@ import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from flexstream.balance.history import HISTORY, LATENCY_TAIL_S, Entry, History, Latency, plan_numbers
 from flexstream.balance.split_keeper import SplitKeeper
-from flexstream.balance.splits import LaneSource, NoLanes
+from flexstream.balance.splits import LaneSource, NoLanes, Split
 from flexstream.balance.watch import LoadSource, Watch, excess
 from flexstream.errors import EngineError
 from flexstream.nic.balance.balancer import BalancerConfig, Decision
 from flexstream.nic.balance.placement_plan import Limits, Plan, plan, worker_percent
+
+if TYPE_CHECKING:
+    from flexstream.balance.mover import GroupMove
 
 ASKED_FOR = "asked for"
 
@@ -32,11 +35,11 @@ class Moves(Protocol):
     moved: int
     nic_errors: int
 
-    def move(self, targets: Mapping[int, int], reason: str = ..., timeout: float = ...) -> list[Any]: ...
-    def under_way(self) -> list[Any]: ...
-    def splits(self) -> list[Any]: ...
-    def split(self, group: int, workers: Sequence[int], timeout: float = ...) -> Any: ...
-    def unsplit(self, group: int, timeout: float = ..., *, keep_lanes: bool = ...) -> list[Any]: ...
+    def move(self, targets: Mapping[int, int], reason: str = ..., timeout: float = ...) -> list[GroupMove]: ...
+    def under_way(self) -> list[GroupMove]: ...
+    def splits(self) -> list[Split]: ...
+    def split(self, group: int, workers: Sequence[int], timeout: float = ...) -> Split: ...
+    def unsplit(self, group: int, timeout: float = ..., *, keep_lanes: bool = ...) -> list[Split]: ...
 
 
 class Balance:
@@ -174,10 +177,10 @@ class Balance:
         with self.acting:
             return self._answer(self._move(targets))
 
-    def move_all(self, targets: Mapping[int, int], reason: str = ASKED_FOR) -> list[Any]:
+    def move_all(self, targets: Mapping[int, int], reason: str = ASKED_FOR) -> list[GroupMove]:
         """Move groups, {group: worker}, all at once; one that may not move keeps all where they are.
 
-        Returns the moves that were needed (`GroupMove`), and does not wait for their latency: the history has it later.
+        Returns the moves that were needed, and does not wait for their latency: the history has it later.
         """
         self._check_open()
         checked = self._check_targets(targets)

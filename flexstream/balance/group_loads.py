@@ -67,7 +67,7 @@ class Loads:
 
     def lanes(self) -> int:
         """How many queues of rows there are: connections, or groups that are fed."""
-        return max(sum(worker.progress()[2] for worker in self._workers), int((self.fresh > 0).sum()))
+        return max(sum(worker.progress().connections for worker in self._workers), int((self.fresh > 0).sum()))
 
     def want_samples(self) -> None:
         for worker in self._workers:
@@ -97,7 +97,7 @@ class Loads:
             self._totals, self.steady = np.pad(self._totals, new), np.pad(self.steady, new)
         fresh = np.maximum(totals - self._totals, 0.0)  # a group on the move is for a moment at both, or at none
         fade = 0.0 if self._last_s is None else 0.5 ** ((now_s - self._last_s) / STEADY_HALF_LIFE_S)
-        batches = float(sum(worker.progress()[1] for worker in self._workers))
+        batches = float(sum(worker.progress().batches for worker in self._workers))
         self.steady = self.steady * fade + fresh
         self.fresh, self.fresh_batches = fresh.sum(axis=0), batches - self._batches
         self.waiting = np.maximum(waiting, 0.0)

@@ -6,11 +6,14 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flexstream.errors import FlexStreamError
 from flexstream.nic.balance.balancer import Decision, Verdict
 from flexstream.nic.balance.placement_plan import Plan
+
+if TYPE_CHECKING:
+    from flexstream.balance.mover import GroupMove
 
 HISTORY = 256  # lines that are kept
 LATENCY_TAIL_S = 0.05  # a marker that a move held up is seen a little after it
@@ -29,7 +32,7 @@ class Entry:
     what: str
     text: str
     numbers: dict[str, Any] = field(default_factory=dict)
-    moves: list[Any] = field(default_factory=list)  # GroupMove
+    moves: list[GroupMove] = field(default_factory=list)
     span_ns: tuple[int, int] | None = None  # of a split, or its end
     error: str | None = None
     repeated: int = 1

@@ -11,12 +11,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexstream.balance.splits import LaneSource, Split, Splits
+from flexstream.balance.splits import GroupWorker, LaneSource, Split, Splits
 from flexstream.cython_ext.worker.placement import MoveHandle, Placement
 from flexstream.cython_ext.worker.worker import now_ns
 from flexstream.errors import EngineError
@@ -41,7 +41,13 @@ class GroupMove:
     error: str | None = None
     facts: dict[str, int] = field(default_factory=dict)
     began_at: float = field(default_factory=time.time)
-    handle: Any = None
+    handle: MoveHandle | None = None
+
+    @property
+    def parcel(self) -> MoveHandle:
+        """What it travels in, until it has moved."""
+        assert self.handle is not None
+        return self.handle
 
     def to_dict(self) -> dict[str, Any]:
         begin = min(self.steps.values(), default=0)
@@ -71,7 +77,7 @@ class Mover:
     def __init__(
         self,
         placement: Placement,
-        workers: list[Any],
+        workers: Sequence[GroupWorker],
         catalog: threading.RLock,
         graph_size: Callable[[], tuple[int, int]],
         settle_catalog: Callable[[float], bool],
@@ -201,8 +207,8 @@ class Mover:
             self._under_way[move.number] = move
             with self.routing:
                 self._placement.flip(move.group, move.target)
-                self._workers[move.source].sweep(move.handle)
-                self._workers[move.source].drain_point(move.handle)
+                self._workers[move.source].sweep(move.parcel)
+                self._workers[move.source].drain_point(move.parcel)
         try:
             self._stamp(moves, "sweep")
             self._tell_nic(moves)
@@ -231,18 +237,18 @@ class Mover:
         """Wait for the new owners, then clear the flags."""
         deadline = time.monotonic() + timeout
         for move in moves:
-            if not move.handle.arrived(max(0.0, deadline - time.monotonic())) and not self._stopping:
+            if not move.parcel.arrived(max(0.0, deadline - time.monotonic())) and not self._stopping:
                 raise EngineError(
                     f"group {move.group} is on worker {move.target}, but worker {move.source} has not handed over all "
                     f"its state after {timeout:g} s; it continues by itself",
                     code="not_settled",
                     hint="flexstream rebalance history shows how far it is",
                 )
-        arrived = [move for move in moves if move.handle.arrived(0)]
+        arrived = [move for move in moves if move.parcel.arrived(0)]
         if not arrived:
             return
         for move in arrived:
-            move.facts = move.handle.facts()
+            move.facts = move.parcel.facts()
             move.steps["drain"] = move.facts["drained_ns"]
             move.steps["adopt"] = move.facts["absorbed_ns"]
         self._placement.grace(self._placement.publish((), [move.group for move in arrived]), GRACE_S)
@@ -263,4 +269,4 @@ class Mover:
         deadline = time.monotonic() + timeout
         with self._one_at_a_time:
             for move in self.under_way():
-                move.handle.arrived(max(0.0, deadline - time.monotonic()))
+                move.parcel.arrived(max(0.0, deadline - time.monotonic()))

@@ -10,11 +10,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from flexstream.cython_ext.worker.placement import LoanHandle, Placement
+from flexstream.cython_ext.worker.placement import LoanHandle, MoveHandle, Placement
 from flexstream.errors import EngineError
 
 GRACE_S = 5.0
 SETTLE_S = 30.0
+
+
+class GroupWorker(Protocol):
+    """Whom groups are moved and lent between; `worker.Worker` in an engine."""
+
+    def sweep(self, move: MoveHandle) -> None: ...
+    def drain_point(self, move: MoveHandle) -> None: ...
+    def split(self, loan: LoanHandle) -> None: ...
+    def recall(self, loan: LoanHandle) -> None: ...
+    def advance(self, stream: int, group: int) -> None: ...
 
 
 class LaneSource(Protocol):
@@ -93,7 +103,7 @@ class Splits:
     def __init__(
         self,
         placement: Placement,
-        workers: Sequence[Any],
+        workers: Sequence[GroupWorker],
         graph_size: Callable[[], tuple[int, int]],
         max_sessions: int,
         lanes: LaneSource,
@@ -104,8 +114,8 @@ class Splits:
         self._graph_size = graph_size
         self._max_sessions = max_sessions
         self._standing: dict[int, Split] = {}
-        self._begun: dict[int, list[Any]] = {}  # loans whose borrower has not answered yet
-        self._stuck: list[Any] = []  # parcels that a worker may still have
+        self._begun: dict[int, list[LoanHandle]] = {}  # loans whose borrower has not answered yet
+        self._stuck: list[LoanHandle] = []  # parcels that a worker may still have
         self.lanes = lanes
         self._ordered_queries = ordered_queries  # those that need rows in the order of arrival
 
@@ -163,7 +173,9 @@ class Splits:
         if why is not None:
             raise EngineError(f"group {group} cannot be split: {why}", code="not_split")
 
-    def _loan(self, group: int, owner: int, borrower: int, share: int, wanted: Iterable[tuple[int, int]] = ()) -> Any:
+    def _loan(
+        self, group: int, owner: int, borrower: int, share: int, wanted: Iterable[tuple[int, int]] = ()
+    ) -> LoanHandle:
         return LoanHandle(group, owner, borrower, share, *self._graph_size(), self._max_sessions, wanted)
 
     def _refused(self, group: int, why: str) -> EngineError:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from flexstream.catalog.entries import RunningQuery, RunningStream, StreamPort
+from flexstream.cython_ext.worker.reports import QueryGone, SessionAwake, SessionDone
 from flexstream.errors import EngineError, QueryError
 
 
@@ -106,15 +107,15 @@ class Registry:
 
     # -- what workers report, on the collector's thread
 
-    def query_gone(self, worker: int, number: int, refused: int) -> None:
-        running = self._by_number[number]
+    def query_gone(self, worker: int, report: QueryGone) -> None:
+        running = self._by_number[report.query]
         running.gone.add(worker)
         if len(running.gone) == len(running.states):
-            del self._by_number[number]
+            del self._by_number[report.query]
             running.dropped.set()
 
-    def session_ended_in(self, worker: int, stream: int, slot: int, groups: int) -> None:
-        self.by_index[stream].sessions.ended_in(slot, groups)
+    def session_ended_in(self, worker: int, report: SessionDone) -> None:
+        self.by_index[report.stream].sessions.ended_in(report.slot, report.groups)
 
-    def session_awake(self, worker: int, stream: int, slot: int) -> None:
-        self.by_index[stream].sessions.awake(slot)
+    def session_awake(self, worker: int, report: SessionAwake) -> None:
+        self.by_index[report.stream].sessions.awake(report.slot)

@@ -15,10 +15,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from flexstream.cython_ext.worker.worker import Worker
 from flexstream.wire.frames import ErrorCode, bitmap
 
 log = logging.getLogger("flexstream.sessions")
@@ -79,16 +79,25 @@ class Session:
         return [whole, *whole.lanes.values()]
 
 
+class SessionWorker(Protocol):
+    """Who is told of sessions; `worker.Worker` in an engine."""
+
+    def register_session(self, stream: int, slot: int, number: int) -> None: ...
+    def end_session(self, stream: int, slot: int, except_groups: bytes | None = ..., *, fed: bool = ...) -> None: ...
+    def session_idle(self, stream: int, slot: int, idle: bool) -> None: ...
+    def free_session(self, stream: int, slot: int) -> None: ...
+    def hold(self, stream: int, hold: bool) -> None: ...
+
+
 class StreamSessions:
     """The sessions of one stream over all workers. Thread-safe.
 
-    `workers` take the orders register_session, end_session, session_idle, free_session and hold. `begin_anew` is called
-    before a session registers when all others have ended: what they said is worked off everywhere. `before_rows` is
-    called before a session registers that commits nothing.
+    `begin_anew` is called before a session registers when all others have ended: what they said is worked off
+    everywhere. `before_rows` is called before a session registers that commits nothing.
     """
 
     def __init__(
-        self, index: int, workers: list[Worker], groups: int, max_sessions: int, expected_producers: int = 0,
+        self, index: int, workers: Sequence[SessionWorker], groups: int, max_sessions: int, expected_producers: int = 0,
         begin_anew: Callable[[], object] = lambda: None, before_rows: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         self._index = index

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from flexstream.catalog.entries import RunningQuery
 from flexstream.compile.codegen import Pipeline, generate
@@ -133,7 +132,7 @@ class Adapter:
         self, running: RunningQuery, plain: int, submit: Submit, pace: Pace, read_counters: ReadCounters = dict
     ) -> None:
         self.running, self.pace, self._submit, self._read_counters = running, pace, submit, read_counters
-        self.states: list[Any] = running.states
+        self.states = running.states
         self.bound = running.states[0].bound
         pipeline = Pipeline(self.bound)
         self.shape = Shape.of(pipeline)

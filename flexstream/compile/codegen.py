@@ -15,8 +15,8 @@ from flexstream.compile.codegen_dense import KnownRows, body_indent
 from flexstream.compile.codegen_expr import Block, Expressions, comment, conjuncts, show
 from flexstream.compile.codegen_folds import merge_places, update
 from flexstream.compile.fold_table import folded
-from flexstream.compile.lowering import KEY_FORMS
 from flexstream.compile.variant_choices import PLAIN, Choices, branch_free_from
+from flexstream.cython_ext.operators.compiled_variant import MAX_PREDICATES
 from flexstream.query.analysis import can_fail, resolve
 from flexstream.query.expr import Typed
 from flexstream.query.plan.nodes import Filter, Map
@@ -24,7 +24,6 @@ from flexstream.query.plan.stages import BoundQuery
 from flexstream.rows.schema import Field
 
 ENTRY_POINT = "fs_variant_run"
-MAX_PREDICATES = 32  # FS_PREDICATES
 ROWS_AHEAD_BYTES = 4096  # what of the rows is fetched ahead; measured, with rows that come from memory
 ENTRIES_AHEAD = 32
 SAMPLE_EVERY = 16
@@ -123,7 +122,7 @@ class _Generator:
         at = 0
         for key in self.layout.key_fields:
             to, what = f"(unsigned char *)key + {at}", f"/* key: {comment(key.name)} */"
-            form = {1: "fs_key_f32", 2: "fs_key_f64"}.get(KEY_FORMS.get(key.kind, 0))
+            form = {"f32": "fs_key_f32", "f64": "fs_key_f64"}.get(key.kind)
             if form:
                 lines.append(f"    {form}({to}, row + {key.offset}); {what}")
             elif key.kind == "bool":

@@ -13,8 +13,6 @@ from flexstream.query.analysis import resolve
 from flexstream.query.plan.bind import BoundAggregate
 from flexstream.query.typed import Typed
 
-MAX_SLOTS = 1024  # of all aggregates of a query; MAX_SLOTS of table.pxd
-MAX_SIDES = 4  # aggregates of a query with a table of their own beside the entries; MAX_SIDES of table.pxd
 FLAGS: dict[str, int] = fold_flags()
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
-from flexstream.compile.fold_table import MAX_SIDES, MAX_SLOTS, folded
+from flexstream.compile.fold_table import folded
 from flexstream.compile.registers import Instruction, allocate
+from flexstream.cython_ext.expressions.program import MAX_REGISTERS, Op
+from flexstream.cython_ext.operators.table import MAX_AGGREGATES, MAX_KEY_WORDS, MAX_SIDES, MAX_SLOTS, KeyForm
 from flexstream.errors import QueryError
 from flexstream.query.aggregates import FUNCTIONS
 from flexstream.query.analysis import can_fail, check_size, resolve
@@ -20,39 +22,34 @@ from flexstream.query.plan.stages import BoundQuery
 from flexstream.query.typed import Typed
 from flexstream.rows.schema import Field
 
-MAX_REGISTERS = 64
-MAX_AGGREGATES = 32
-MAX_KEY_BYTES = 256
+MAX_KEY_BYTES = 8 * MAX_KEY_WORDS
 BESIDE = [record.name for record in FUNCTIONS.values() if record.beside]
 
-# Numbers as in the Op and KeyForm enums of program.pxd and table.pxd.
 LOADS = {
-    "i8": 1, "i16": 2, "i32": 3, "i64": 4, "u8": 5, "u16": 6, "u32": 7, "u64": 8, "f32": 9, "f64": 10,
-    "bool": 11, "timestamp": 4,
+    "i8": Op.LOAD_I8, "i16": Op.LOAD_I16, "i32": Op.LOAD_I32, "i64": Op.LOAD_I64,
+    "u8": Op.LOAD_U8, "u16": Op.LOAD_U16, "u32": Op.LOAD_U32, "u64": Op.LOAD_U64,
+    "f32": Op.LOAD_F32, "f64": Op.LOAD_F64, "bool": Op.LOAD_BOOL, "timestamp": Op.LOAD_I64,
 }  # fmt: skip
-CONSTANT = 12
 OPERATORS = {
-    ("add", "i64"): 20, ("sub", "i64"): 21, ("mul", "i64"): 22, ("floordiv", "i64"): 23, ("mod", "i64"): 24,
-    ("neg", "i64"): 25, ("abs", "i64"): 26,
-    ("add", "f64"): 30, ("sub", "f64"): 31, ("mul", "f64"): 32, ("div", "f64"): 33, ("neg", "f64"): 34,
-    ("abs", "f64"): 35,
-    ("eq", "i64"): 50, ("ne", "i64"): 51, ("lt", "i64"): 52, ("le", "i64"): 53, ("gt", "i64"): 54,
-    ("ge", "i64"): 55, ("eq", "bool"): 50, ("ne", "bool"): 51,
-    ("eq", "f64"): 60, ("ne", "f64"): 61, ("lt", "f64"): 62, ("le", "f64"): 63, ("gt", "f64"): 64,
-    ("ge", "f64"): 65,
-    ("and", "bool"): 70, ("or", "bool"): 71, ("not", "bool"): 72,
+    ("add", "i64"): Op.ADD_I, ("sub", "i64"): Op.SUB_I, ("mul", "i64"): Op.MUL_I,
+    ("floordiv", "i64"): Op.FLOORDIV_I, ("mod", "i64"): Op.MOD_I, ("neg", "i64"): Op.NEG_I, ("abs", "i64"): Op.ABS_I,
+    ("add", "f64"): Op.ADD_F, ("sub", "f64"): Op.SUB_F, ("mul", "f64"): Op.MUL_F, ("div", "f64"): Op.DIV_F,
+    ("neg", "f64"): Op.NEG_F, ("abs", "f64"): Op.ABS_F,
+    ("eq", "i64"): Op.EQ_I, ("ne", "i64"): Op.NE_I, ("lt", "i64"): Op.LT_I, ("le", "i64"): Op.LE_I,
+    ("gt", "i64"): Op.GT_I, ("ge", "i64"): Op.GE_I, ("eq", "bool"): Op.EQ_I, ("ne", "bool"): Op.NE_I,
+    ("eq", "f64"): Op.EQ_F, ("ne", "f64"): Op.NE_F, ("lt", "f64"): Op.LT_F, ("le", "f64"): Op.LE_F,
+    ("gt", "f64"): Op.GT_F, ("ge", "f64"): Op.GE_F,
+    ("and", "bool"): Op.AND, ("or", "bool"): Op.OR, ("not", "bool"): Op.NOT,
 }  # fmt: skip
-I_TO_F, F_TO_I, BYTES_EQ, BYTES_EQ_FIELD, FILTER, FILTER_BYTES_EQ, FILTER_BYTES_NE = 40, 41, 80, 81, 90, 91, 92
-NOT, BAD_SAVE, BAD_MASK = 72, 85, 86
-SELECT, FIT, FLOOR, HASH_BYTES = 100, 101, 104, 115
 CALLS = {
-    ("round_f32", "f64"): 102, ("round_f32", "i64"): 103, ("floor", "i64"): 104, ("floormod", "i64"): 105,
-    ("year", "i64"): 106, ("month", "i64"): 107, ("day", "i64"): 108, ("day_of_week", "i64"): 109,
-    ("day_of_year", "i64"): 110, ("hash_int", "i64"): 111, ("hash_int", "bool"): 111, ("hash_long", "i64"): 112,
-    ("hash_f32", "f64"): 113, ("hash_f64", "f64"): 114,
+    ("round_f32", "f64"): Op.ROUND_F32, ("round_f32", "i64"): Op.I_TO_F32, ("floor", "i64"): Op.FLOOR,
+    ("floormod", "i64"): Op.FLOORMOD, ("year", "i64"): Op.YEAR, ("month", "i64"): Op.MONTH, ("day", "i64"): Op.DAY,
+    ("day_of_week", "i64"): Op.DAY_OF_WEEK, ("day_of_year", "i64"): Op.DAY_OF_YEAR,
+    ("hash_int", "i64"): Op.HASH_INT, ("hash_int", "bool"): Op.HASH_INT, ("hash_long", "i64"): Op.HASH_LONG,
+    ("hash_f32", "f64"): Op.HASH_F32, ("hash_f64", "f64"): Op.HASH_F64,
 }  # fmt: skip
 FITS = {"i8": (8, 1), "i16": (16, 1), "i32": (32, 1), "u8": (8, 0), "u16": (16, 0), "u32": (32, 0), "u64": (63, 0)}
-KEY_FORMS = {"f32": 1, "f64": 2, "bool": 3}
+KEY_FORMS = {"f32": KeyForm.KEY_F32, "f64": KeyForm.KEY_F64, "bool": KeyForm.KEY_BOOL}  # of all others KEY_RAW
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ class _Lowering:
             field = self.field(node)
             return self.emit(LOADS[field.kind], self.new_register(), offset=field.offset, size=field.size)
         if node.op == "lit":
-            return self.emit(CONSTANT, self.new_register(), imm=bits(node))
+            return self.emit(Op.CONSTANT, self.new_register(), imm=bits(node))
         if node.op in ("eq", "ne") and node.args[0].type == "bytes":
             return self.compare_bytes(node)
         if node.op == "startswith":
@@ -130,10 +127,10 @@ class _Lowering:
             source = node.args[0].type
             if source == node.type or {source, node.type} == {"bool", "i64"}:
                 return arguments[0]
-            return self.emit(I_TO_F if node.type == "f64" else F_TO_I, self.new_register(), arguments[0])
+            return self.emit(Op.I_TO_F if node.type == "f64" else Op.F_TO_I, self.new_register(), arguments[0])
         if node.op.startswith("fit_"):
             width, signed = FITS[node.op.removeprefix("fit_")]
-            return self.emit(FIT, self.new_register(), arguments[0], signed, size=width)
+            return self.emit(Op.FIT, self.new_register(), arguments[0], signed, size=width)
         right = arguments[1] if len(arguments) > 1 else 0
         of = (node.op, node.args[0].type)
         return self.emit(OPERATORS.get(of) or CALLS[of], self.new_register(), arguments[0], right)
@@ -148,17 +145,17 @@ class _Lowering:
         condition, then, otherwise = node.args
         chosen = self.value(condition)
         first, second = self.value_unless(chosen, 0, then), self.value_unless(chosen, 1, otherwise)
-        return self.emit(SELECT, self.new_register(), chosen, first, size=second)
+        return self.emit(Op.SELECT, self.new_register(), chosen, first, size=second)
 
     def value_unless(self, decided: int, by: int, node: Typed) -> int:
         """The expression's register; where the register `decided` equals `by`, its failures do not count."""
         if not can_fail(node, self.schema):
             return self.value(node)
-        saved = self.emit(BAD_SAVE, self.new_register())
+        saved = self.emit(Op.BAD_SAVE, self.new_register())
         known = dict(self.known)
         found = self.value(node)
         self.known = known  # what was computed under the mask may lack its failures elsewhere
-        self.emit(BAD_MASK, a=decided, b=saved, imm=by)
+        self.emit(Op.BAD_MASK, a=decided, b=saved, imm=by)
         return found
 
     def compare_prefix(self, node: Typed) -> int:
@@ -166,15 +163,15 @@ class _Lowering:
         assert isinstance(prefix.value, bytes)
         dst = self.new_register()
         if isinstance(arg.value, bytes):
-            return self.emit(CONSTANT, dst, imm=int(arg.value.startswith(prefix.value)))
-        return self.emit(BYTES_EQ, dst, offset=self.field(arg).offset, size=len(prefix.value), constant=prefix.value)
+            return self.emit(Op.CONSTANT, dst, imm=int(arg.value.startswith(prefix.value)))
+        return self.emit(Op.BYTES_EQ, dst, offset=self.field(arg).offset, size=len(prefix.value), constant=prefix.value)
 
     def hash_bytes(self, node: Typed) -> int:
         value, seed = node.args[0], self.value(node.args[1])
         if isinstance(value.value, bytes):
-            return self.emit(HASH_BYTES, self.new_register(), b=seed, size=len(value.value), constant=value.value)
+            return self.emit(Op.HASH_BYTES, self.new_register(), b=seed, size=len(value.value), constant=value.value)
         field = self.field(value)
-        return self.emit(HASH_BYTES, self.new_register(), b=seed, offset=field.offset, size=field.size)
+        return self.emit(Op.HASH_BYTES, self.new_register(), b=seed, offset=field.offset, size=field.size)
 
     def compare_bytes(self, node: Typed) -> int:
         left, right = node.args
@@ -183,18 +180,18 @@ class _Lowering:
         dst = self.new_register()
         if left.op == "lit":
             equal = left.value == right.value
-            return self.emit(CONSTANT, dst, imm=int(equal == (node.op == "eq")))
+            return self.emit(Op.CONSTANT, dst, imm=int(equal == (node.op == "eq")))
         field = self.field(left)
         if right.op == "lit":
             assert isinstance(right.value, bytes)
-            self.emit(BYTES_EQ, dst, offset=field.offset, size=field.size, constant=right.value)
+            self.emit(Op.BYTES_EQ, dst, offset=field.offset, size=field.size, constant=right.value)
         else:
             other = self.field(right)
             if field.size > other.size:
                 field, other = other, field
             excess = other.size - field.size  # which must be padding
-            self.emit(BYTES_EQ_FIELD, dst, b=excess, offset=field.offset, size=field.size, imm=other.offset)
-        return dst if node.op == "eq" else self.emit(NOT, self.new_register(), dst)
+            self.emit(Op.BYTES_EQ_FIELD, dst, b=excess, offset=field.offset, size=field.size, imm=other.offset)
+        return dst if node.op == "eq" else self.emit(Op.NOT, self.new_register(), dst)
 
     def filter(self, node: Typed) -> None:
         if node.op == "and":
@@ -204,11 +201,11 @@ class _Lowering:
         word = self.word_comparison(node)
         if word is not None:
             field, value = word
-            op = FILTER_BYTES_NE if node.op == "ne" else FILTER_BYTES_EQ
+            op = Op.FILTER_BYTES_NE if node.op == "ne" else Op.FILTER_BYTES_EQ
             size = node.args[1].size if node.op == "startswith" else field.size
             self.emit(op, offset=field.offset, size=size, imm=value)
         else:
-            self.emit(FILTER, a=self.value(node))
+            self.emit(Op.FILTER, a=self.value(node))
         self.known.clear()  # registers are dense over the selection, which is a new one now
 
     def word_comparison(self, node: Typed) -> tuple[Field, int] | None:
@@ -284,7 +281,7 @@ class _Lowering:
                 code="too_complex",
                 hint="use a hash of the long field, or a number for it, as the key",
             )
-        return [(field.offset, field.size, KEY_FORMS.get(field.kind, 0)) for field in fields]
+        return [(field.offset, field.size, KEY_FORMS.get(field.kind, KeyForm.KEY_RAW)) for field in fields]
 
 
 def bits(literal: Typed) -> int:

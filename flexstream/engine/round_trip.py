@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from flexstream.errors import EngineError
 
 if TYPE_CHECKING:
+    from flexstream.cython_ext.worker.reports import Pong
     from flexstream.cython_ext.worker.worker import Worker
 
 
@@ -54,9 +55,9 @@ class RoundTrips:
         finally:
             self._waiting.pop(tag, None)
 
-    def pong(self, worker: int, tag: int) -> None:
+    def pong(self, worker: int, report: Pong) -> None:
         """The collector has read a worker's answer."""
-        waiting = self._waiting.get(tag)
+        waiting = self._waiting.get(report.tag)
         if waiting is not None:
             waiting[0].add(worker)
             if len(waiting[0]) == len(self._workers):

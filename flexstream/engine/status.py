@@ -14,6 +14,7 @@ from flexstream.balance.pinning import read_back
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningQuery, RunningStream
     from flexstream.catalog.sessions import Session
+    from flexstream.cython_ext.worker.worker import Worker
     from flexstream.engine.engine import Engine
 
 log = logging.getLogger("flexstream.status")
@@ -168,7 +169,7 @@ def _session(running: RunningStream, session: Session) -> dict[str, Any]:
     }
 
 
-def worker_threads(workers: Iterable[Any]) -> list[int]:
+def worker_threads(workers: Iterable[Worker]) -> list[int]:
     """As the kernel numbers them."""
     return [worker.stats()["thread_id"] for worker in workers]
 

@@ -20,6 +20,7 @@ from flexstream.catalog.registry import Registry
 from flexstream.compile.variants import Variants
 from flexstream.cython_ext.memory.allocator import Allocator
 from flexstream.cython_ext.worker.placement import Placement
+from flexstream.cython_ext.worker.reports import ConnectionClosed, Pong, QueryGone, SessionAwake, SessionDone
 from flexstream.cython_ext.worker.worker import Worker, make_reader_fd
 from flexstream.engine.options import beside
 from flexstream.engine.round_trip import RoundTrips
@@ -133,11 +134,11 @@ def wire(given: Settings) -> Parts:
     balance = Balance(
         loads, mover, owners, collector.latencies, auto=given.auto, lanes=lanes, check_open=registry.check_open
     )
-    collector.subscribe("closed", _closed_by(registry, acceptor))
-    collector.subscribe("session_done", registry.session_ended_in)
-    collector.subscribe("session_awake", registry.session_awake)
-    collector.subscribe("query_gone", registry.query_gone)
-    collector.subscribe("pong", round_trips.pong)
+    collector.subscribe(ConnectionClosed, _closed_by(registry, acceptor))
+    collector.subscribe(SessionDone, registry.session_ended_in)
+    collector.subscribe(SessionAwake, registry.session_awake)
+    collector.subscribe(QueryGone, registry.query_gone)
+    collector.subscribe(Pong, round_trips.pong)
     return Parts(
         registry=registry, nic=nic, reader_fd=reader_fd, allocator=allocator, placement=placement, workers=workers,
         collector=collector, round_trips=round_trips, lanes=lanes, mover=mover, feeder=feeder, staging=staging,
@@ -178,15 +179,13 @@ def _workers(given: Settings, allocator: Allocator, placement: Placement, reader
     ]
 
 
-def _closed_by(registry: Registry, acceptor: Acceptor | None) -> Callable[..., None]:
+def _closed_by(registry: Registry, acceptor: Acceptor | None) -> Callable[[int, ConnectionClosed], None]:
     """What becomes of a socket that a worker gives back."""
 
-    def closed(
-        worker: int, number: int, fd: int, stream: int, group: int, slot: int, why: int, ended: bool, rows: int
-    ) -> None:
+    def closed(worker: int, report: ConnectionClosed) -> None:
         if acceptor is None:
-            os.close(fd)
+            os.close(report.fd)
         else:
-            acceptor.connection_closed(registry.by_index[stream].port, fd, group, why, ended)
+            acceptor.connection_closed(registry.by_index[report.stream].port, report)
 
     return closed

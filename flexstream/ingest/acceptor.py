@@ -19,6 +19,7 @@ from typing import Any
 
 from flexstream.catalog.entries import StreamPort
 from flexstream.catalog.sessions import Session, SessionRefused
+from flexstream.cython_ext.worker.reports import ConnectionClosed
 from flexstream.cython_ext.worker.worker import WorkerEnded
 from flexstream.errors import EngineError
 from flexstream.ingest import hello
@@ -354,8 +355,9 @@ class Acceptor:
             word = error_frame(ErrorCode.FENCED, "an operator ended the session")
             self._call(lambda: say(control, word, then_close=True))
 
-    def connection_closed(self, port: StreamPort, fd: int, group: int, why: int, ended: bool) -> None:
+    def connection_closed(self, port: StreamPort, report: ConnectionClosed) -> None:
         """A worker gave a socket back (collector thread): tell the peer why, then close."""
+        fd, group, why = report.fd, report.group, report.why
         self.host.nic.forget(fd)
         session = self._uncount_connection(fd, group)
         if why > 0:
@@ -369,7 +371,7 @@ class Acceptor:
             if not self._call(lambda: self._start_goodbye(sock, Refused(code), group)):
                 _last_word(sock, code, hello.WHY[code])
         else:
-            self._count("eos" if ended else "eof" if why == 0 else os.strerror(-why))
+            self._count("eos" if report.ended else "eof" if why == 0 else os.strerror(-why))
             os.close(fd)
 
     async def _refuse(self, sock: socket.socket, refused: Refused, group: int, peer: tuple[str, int]) -> None:

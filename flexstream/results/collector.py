@@ -7,14 +7,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from flexstream.cython_ext.worker.reports import LateBlock, MarkerSeen, QueryHere, Report, ResultBlock
 from flexstream.errors import EngineError
-from flexstream.results.result_rows import LateBlock
+from flexstream.results.result_rows import LateRowsOfWorker
 from flexstream.results.result_writer import ResultWriter
 
 log = logging.getLogger("flexstream.collector")
@@ -79,24 +80,40 @@ class Latencies:
         return _percentiles(values[first:last])
 
 
+class Reporter(Protocol):
+    """Who has something to report; `worker.Worker` in an engine."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def ended(self) -> bool: ...
+    def reports(self, most: int = ...) -> list[Report]: ...
+    def about_to_sleep(self) -> bool: ...
+    def sleep_until_reports(self, timeout_ms: int) -> None: ...
+
+
+R = TypeVar("R", bound=Report)
+Pending = dict[tuple[type[ResultBlock] | type[LateBlock], int], list[bytes]]  # blocks by kind and query
+
+
 class Collector(threading.Thread):
     """Reads the workers' reports until it is stopped and they have ended."""
 
-    def __init__(self, workers: list[Any], reader_fd: int) -> None:
+    def __init__(self, workers: Sequence[Reporter], reader_fd: int) -> None:
         super().__init__(name="fs-collector", daemon=True)
         self._workers = workers
         self._reader_fd = reader_fd
-        self._handlers: dict[str, Callable[..., None]] = {}
+        self._handlers: dict[type, Callable[[int, Any], None]] = {}
         self._results: dict[int, ResultWriter] = {}
         self._late: dict[int, ResultWriter] = {}
         self._slots: dict[tuple[int, int, int], int] = {}  # (worker, stream, slot) -> query
-        self._ahead: deque[tuple[int, list[tuple[Any, ...]]]] = deque()  # read already: (worker, its reports)
+        self._ahead: deque[tuple[int, list[Report]]] = deque()  # read already: (worker, its reports)
         self._stopping = threading.Event()
         self.latencies = Latencies()
         self.failure: BaseException | None = None
 
-    def subscribe(self, kind: str, handler: Callable[..., None]) -> None:
-        """`handler(worker, *report)` takes what is not a result: "closed", "pong", ... One per kind, before `start`.
+    def subscribe(self, kind: type[R], handler: Callable[[int, R], None]) -> None:
+        """`handler(worker, report)` takes the reports of a kind that is not a result. One per kind, before `start`.
 
         Not in the constructor: most of those who take reports wait for the collector, and are made after it.
         """
@@ -166,21 +183,22 @@ class Collector(threading.Thread):
                 self._work_through(index, reports)
         return count
 
-    def _work_through(self, worker: int, reports: list[tuple[Any, ...]]) -> None:
-        pending: dict[tuple[str, int], list[bytes]] = {}
+    def _work_through(self, worker: int, reports: list[Report]) -> None:
+        pending: Pending = {}
         for report in reports:
-            kind = report[0]
-            if kind in ("results", "late"):
-                pending.setdefault((kind, report[1]), []).append(report[2])
+            if isinstance(report, ResultBlock):
+                pending.setdefault((ResultBlock, report.query), []).append(report.rows)
+                continue
+            if isinstance(report, LateBlock):
+                pending.setdefault((LateBlock, report.stream), []).append(report.rows)
                 continue
             self._write(worker, pending)
-            if kind == "marker":
-                self.latencies.add(time.time_ns() - report[2])
-            elif kind == "query_here":
-                query_id, stream, slot = report[1:]
-                self._slots[worker, stream, slot] = query_id
-            elif kind in self._handlers:
-                self._handlers[kind](worker, *report[1:])
+            if isinstance(report, MarkerSeen):
+                self.latencies.add(time.time_ns() - report.sent_ns)
+            elif isinstance(report, QueryHere):
+                self._slots[worker, report.stream, report.slot] = report.query
+            elif (handler := self._handlers.get(type(report))) is not None:
+                handler(worker, report)
         self._write(worker, pending)
 
     @contextmanager
@@ -208,9 +226,9 @@ class Collector(threading.Thread):
                 if reports := worker.reports(MOST_REPORTS):
                     self._ahead.append((worker.index, reports))
 
-    def _write(self, worker: int, pending: dict[tuple[str, int], list[bytes]]) -> None:
+    def _write(self, worker: int, pending: Pending) -> None:
         for (kind, number), parts in pending.items():
-            if kind == "late":
+            if kind is LateBlock:
                 for at in range(0, len(parts), LATE_BLOCKS):
                     self._write_late(worker, number, b"".join(parts[at : at + LATE_BLOCKS]))
             elif number in self._results:
@@ -222,6 +240,6 @@ class Collector(threading.Thread):
         for (of_worker, of_stream, slot), query_id in self._slots.items():
             writer = self._late.get(query_id)
             if (of_worker, of_stream) == (worker, stream) and writer is not None:
-                rows = LateBlock(writer.rows.dtype["row"], data).of(slot)
+                rows = LateRowsOfWorker(writer.rows.dtype["row"], data).of(slot)
                 if rows:
                     writer.write(rows)

@@ -84,7 +84,7 @@ class LateRows:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-class LateBlock:
+class LateRowsOfWorker:
     """Late rows of a stream as a worker writes them: each once, with the slots of the queries that it is late for."""
 
     def __init__(self, row: np.dtype[Any], data: bytes) -> None:

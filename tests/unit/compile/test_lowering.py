@@ -6,15 +6,10 @@ import pytest
 
 import flexstream as fs
 from flexstream import col
-from flexstream.compile.lowering import (
-    BYTES_EQ_FIELD,
-    FILTER,
-    FILTER_BYTES_EQ,
-    FILTER_BYTES_NE,
-    LOADS,
-    lower,
-)
+from flexstream.compile import registers
+from flexstream.compile.lowering import LOADS, lower
 from flexstream.compile.registers import allocate, reads
+from flexstream.cython_ext.expressions.program import Op
 from flexstream.query.analysis import can_fail
 from flexstream.query.expr import bind
 
@@ -51,13 +46,13 @@ def test_columns_that_nothing_reads_are_not_computed():
 
 def test_conjunctions_become_filters_in_order():
     found = ops(STREAM.query("q").filter((col("a") > 1) & (col("b") > 2) & (col("f") > 3.0)))
-    assert found.count(FILTER) == 3
+    assert found.count(Op.FILTER) == 3
 
 
 def test_short_bytes_compare_as_a_word():
-    assert ops(STREAM.query("q").filter(col("w") == b"ab")) == [FILTER_BYTES_EQ]
-    assert ops(STREAM.query("q").filter(col("w") != b"ab")) == [FILTER_BYTES_NE]
-    assert FILTER_BYTES_EQ not in ops(STREAM.query("q").filter(col("x") == b"ab"))
+    assert ops(STREAM.query("q").filter(col("w") == b"ab")) == [Op.FILTER_BYTES_EQ]
+    assert ops(STREAM.query("q").filter(col("w") != b"ab")) == [Op.FILTER_BYTES_NE]
+    assert Op.FILTER_BYTES_EQ not in ops(STREAM.query("q").filter(col("x") == b"ab"))
 
 
 def test_registers_are_loaded_again_after_a_filter():
@@ -96,14 +91,14 @@ def test_bytes_of_different_width_are_compared_with_their_padding():
     for tree in (col("w") == col("v"), col("v") == col("w")):
         (compare, _) = lowered(STREAM.query("q").filter(tree)).instructions
         w, v = STREAM.schema.field("w"), STREAM.schema.field("v")
-        assert (compare[0], compare[3], *compare[4:7]) == (BYTES_EQ_FIELD, 1, w.offset, 4, v.offset)
+        assert (compare[0], compare[3], *compare[4:7]) == (Op.BYTES_EQ_FIELD, 1, w.offset, 4, v.offset)
 
 
 def test_a_prefix_compares_as_a_word_whatever_the_field_is_wide():
-    assert ops(STREAM.query("q").filter(col("x").startswith(b"ab"))) == [FILTER_BYTES_EQ]
+    assert ops(STREAM.query("q").filter(col("x").startswith(b"ab"))) == [Op.FILTER_BYTES_EQ]
     (found,) = lowered(STREAM.query("q").filter(col("x").startswith(b"ab"))).instructions
     assert found[5:7] == (2, int.from_bytes(b"ab", "little"))
-    assert FILTER_BYTES_EQ not in ops(STREAM.query("q").filter(col("x").startswith(b"123456789")))
+    assert Op.FILTER_BYTES_EQ not in ops(STREAM.query("q").filter(col("x").startswith(b"123456789")))
 
 
 def test_registers_are_free_again_behind_the_last_reader():
@@ -117,24 +112,34 @@ def test_registers_are_free_again_behind_the_last_reader():
 def test_values_keep_their_register_until_they_were_read():
     """Played through: every value has one writer, and is in its place when it is read."""
     rnd = random.Random(3)
+    some = [
+        Op.LOAD_I64, Op.CONSTANT, Op.ADD_I, Op.NEG_I, Op.EQ_I, Op.BAD_SAVE, Op.SELECT, Op.FIT, Op.HASH_LONG,
+        Op.HASH_BYTES,
+    ]  # fmt: skip
     for _ in range(300):
         code, ended = [], []
         for value in range(rnd.randint(1, 40)):
             a, b, c = (rnd.randrange(value) if value else 0 for _ in range(3))
-            op = rnd.choice([4, 12, 20, 25, 50, 85, 100, 101, 112, 115]) if value else 4
+            op = rnd.choice(some) if value else Op.LOAD_I64
             code.append((op, value, a, b, 0, c, value, None))
             if value and rnd.random() < 0.2:
-                code.append((86, 0, a, b, 0, 0, 0, None))
+                code.append((Op.BAD_MASK, 0, a, b, 0, 0, 0, None))
         ended = rnd.sample(range(value + 1), rnd.randint(1, value + 1))
         made, places, used = allocate(code, ended)
         held: dict[int, int] = {}
         for before, after in zip(code, made, strict=True):
             assert [held[place] for place in reads(after)] == list(reads(before))
-            if before[0] != 86:
+            if before[0] != Op.BAD_MASK:
                 assert after[1] not in reads(after)
                 held[after[1]] = before[1]
         assert [held[place] for place in places] == ended
         assert max(held) < used
+
+
+def test_of_every_instruction_it_is_known_which_registers_it_reads():
+    kinds = (registers.NONE, registers.ONE, registers.TWO, {Op.SELECT, Op.HASH_BYTES})
+    assert sorted(op for kind in kinds for op in kind) == sorted(Op)
+    assert set(Op) > registers.NO_RESULT
 
 
 def test_a_division_by_a_constant_cannot_fail():

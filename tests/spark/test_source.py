@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,10 @@ import pytest
 
 import flexstream as fs
 from flexstream import spark as fspark
+from flexstream.spark import nodes
+from flexstream.spark.options import Options
 from flexstream.testing import run
+from flexstream.testing.ysb import YSB_QUERY
 from tests.property.checks import as_rows, assert_same_results
 from tests.spark.rig import GROUPS, QUERY, STREAM, Daemon, make_rows, serving
 from tests.waiting import wait_until
@@ -123,6 +128,17 @@ def test_two_daemons_are_read_as_one(spark: Any, tmp_path: Path) -> None:
         filled(other, rows[node == 1])
         found = results_of(reading(spark.read, one, other).load().toArrow())
     assert_same_results(QUERY, found, run(QUERY, rows).windows)
+
+
+def test_daemons_may_show_the_same_plan_in_two_versions_but_not_two_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = json.loads((Path(__file__).parents[1] / "unit/query/plan/version_1/ysb.json").read_text())
+    other = {**YSB_QUERY.to_dict(), "name": "other"}
+    plans = {"http://a:1": old, "http://b:1": YSB_QUERY.to_dict(), "http://c:1": other}
+    monkeypatch.setattr(nodes, "Client", lambda endpoint, **_: SimpleNamespace(get=lambda _: {"plan": plans[endpoint]}))
+    options = {"query": "ysb", "endpoint": "http://a:1,http://b:1"}
+    assert nodes.find_query(Options.parse(options)) == YSB_QUERY
+    with pytest.raises(fs.SchemaError, match="not the same on all of"):
+        nodes.find_query(Options.parse({**options, "endpoint": "http://a:1,http://c:1"}))
 
 
 def test_a_query_that_is_not_there_is_named(spark: Any, daemon: Daemon) -> None:

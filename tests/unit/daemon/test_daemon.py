@@ -143,7 +143,7 @@ def test_a_query_brings_its_stream_is_listed_shown_and_cancelled() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("/v1/streams", {"name": "x"}, 400, "missing"),
+        ("/v1/streams", {"name": "x"}, 400, "lacks"),
         ("/v1/streams", [1], 400, "object"),
         ("/v1/queries", {"name": "q"}, 400, "lacks"),
         ("/v1/queries", {"name": "q", "stream": ADS.to_dict()}, 400, "not complete"),

@@ -373,7 +373,7 @@ def maybe_spark(wanted: bool) -> Iterator[Any]:
     begin = time.monotonic()
     with spark_job.session() as spark:
         took = time.monotonic() - begin
-        say(f"Spark {spark.version} is there after {took:.0f} s; its executors make and push ad events")
+        say(f"Spark {spark.version} is up after {took:.0f} s; its executors make and push ad events")
         yield spark
 
 

@@ -57,7 +57,7 @@ class Registry:
         with contextlib.suppress(KeyError):
             return self.streams[name]
         raise EngineError(
-            f"no stream {name!r}", code="unknown_stream", hint=f"streams are {', '.join(self.streams) or 'none yet'}"
+            f"no stream {name!r}", code="unknown_stream", hint=f"known streams: {', '.join(self.streams) or 'none yet'}"
         )
 
     def port_of(self, stream: str) -> StreamPort | None:
@@ -68,7 +68,7 @@ class Registry:
         with self.lock, contextlib.suppress(KeyError):
             return self.queries[name]
         raise QueryError(
-            f"no query {name!r}", code="unknown_query", hint=f"queries are {', '.join(self.queries) or 'none yet'}"
+            f"no query {name!r}", code="unknown_query", hint=f"known queries: {', '.join(self.queries) or 'none yet'}"
         )
 
     def ordered_queries(self) -> list[str]:

@@ -350,7 +350,7 @@ def _channels(text: str, workers: int) -> int | None:
         return workers
     if text.isdecimal() and int(text) > 0:
         return int(text)
-    raise ConfigError(f"--channels {text!r}", code="bad_option", hint="give a number, auto or keep")
+    raise ConfigError(f"--channels {text!r} cannot be used", code="bad_option", hint="give a number, auto or keep")
 
 
 def _cpus(workers: str) -> list[int | None]:
@@ -360,7 +360,7 @@ def _cpus(workers: str) -> list[int | None]:
     try:
         return list(worker_cores(SETTINGS["workers"].parse(workers)))
     except ValueError as error:
-        raise ConfigError(f"--workers {workers!r}", code="bad_option", hint=f"give {error}") from None
+        raise ConfigError(f"--workers {workers!r} cannot be used", code="bad_option", hint=f"give {error}") from None
 
 
 def _device(given: str | None) -> str:

@@ -21,7 +21,7 @@ class Params:
         for name, value in request.query.items():
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"parameters here are {', '.join(known) or 'none'}"
+                hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known) or 'none'}"
                 raise ApiError(f"unknown parameter {name[:64]!r}", code="bad_parameter", hint=hint)
             if name in self._values:
                 raise ApiError(f"parameter {name} is given twice", code="bad_parameter", hint="give it once")

@@ -37,5 +37,5 @@ def _unclear(stream: str, producer: str, found: list[Session], there: list[Sessi
         )
     names = ", ".join(sorted({session.producer for session in there})[:8]) or "none"
     return EngineError(
-        f"stream {stream!r} has no session {producer!r:.80}", code="unknown_session", hint=f"its sessions are {names}"
+        f"stream {stream!r} has no session {producer!r:.80}", code="unknown_session", hint=f"its sessions: {names}"
     )

@@ -135,7 +135,7 @@ with fs.Engine(workers=1) as engine:
 """
     )
     assert "bad_core" in said
-    assert f"this process may use {allowed}" in said
+    assert f"this process may use cores {allowed}" in said
     assert f"[({allowed}, True)]" in said
 
 

@@ -284,7 +284,7 @@ def test_rows_that_must_stay_in_order_are_not_spread_over_lanes() -> None:
     with test_moves.serving() as engine, fs.Producer(address(engine), stream=STREAM, linger_ms=1) as producer:
         producer.send(rows[:2_000])
         producer.flush(FINISH_S)
-        with pytest.raises(EngineError, match=r"ordered needs its rows in the order of arrival"):
+        with pytest.raises(EngineError, match=r"ordered needs rows in the order of arrival"):
             engine.split(group_of(rows), range(2))
         producer.send(rows[2_000:])
         producer.flush(FINISH_S)

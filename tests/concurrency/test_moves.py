@@ -432,7 +432,7 @@ def test_a_group_whose_rows_need_their_order_is_not_split() -> None:
         for number, producer in enumerate(producers):
             producer.send(rows[number::2])
             producer.flush(FINISH_S)
-        with pytest.raises(EngineError, match="ordered needs its rows in the order of arrival"):
+        with pytest.raises(EngineError, match="ordered needs rows in the order of arrival"):
             engine.mover.split(group, 1 - engine.placement()[group])
         engine.cancel("ordered")
         engine.mover.split(group, 1 - engine.placement()[group])

@@ -269,7 +269,7 @@ def test_a_refused_setting_is_told_and_leaves_no_journal(machine: Machine) -> No
     assert done.returncode == 1
     assert "EINVAL" in done.stderr
     assert machine.run("nic", "undo").stdout == "nothing to undo\n"
-    assert "no setting" in machine.run("nic", "set", "va nonsense", "1").stderr
+    assert "does not know a setting" in machine.run("nic", "set", "va nonsense", "1").stderr
 
 
 def test_watch_notices_a_foreign_change_and_puts_it_back(machine: Machine) -> None:

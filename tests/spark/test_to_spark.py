@@ -261,7 +261,7 @@ def test_a_null_ends_the_query_as_it_ends_the_sink(spark: Any) -> None:
 
 
 def test_a_column_that_is_missing_is_named(spark: Any) -> None:
-    with pytest.raises(fs.SchemaError, match="lacks price"):
+    with pytest.raises(fs.SchemaError, match="does not have price"):
         QUERY.to_spark(frame(spark, make_rows(1), 1).drop("price"))
 
 

@@ -128,7 +128,10 @@ def test_it_profiles_specialises_and_notes_the_gain():
 
 @pytest.mark.parametrize(
     ("misses", "said"),
-    [((0.5, 0.0), "0.50 branch misses a row, it was 0.10"), ((0.1, 0.9), "0.90 cache misses a row, it was 0.00")],
+    [
+        ((0.5, 0.0), "0.50 branch misses a row; it was 0.10 before"),
+        ((0.1, 0.9), "0.90 cache misses a row; it was 0.00 before"),
+    ],
 )
 def test_misses_that_the_processor_counts_make_it_look_again(misses, said):
     rig = Rig(replace(PACE, period_s=1e9, longest_period_s=1e9))

@@ -95,7 +95,7 @@ def no_compiler(tmp_path, monkeypatch):
 
 def wrong_cc(tmp_path, monkeypatch):
     monkeypatch.setenv("CC", "/nowhere/cc")
-    return "not a program here; install"
+    return "not a program on this machine; install"
 
 
 def failing(tmp_path, monkeypatch):

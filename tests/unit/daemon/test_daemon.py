@@ -159,7 +159,7 @@ def test_a_plan_of_version_1_is_the_same_query_and_is_shown_as_version_2() -> No
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("/v1/streams", {"name": "x"}, 400, "missing"),
+        ("/v1/streams", {"name": "x"}, 400, "lacks"),
         ("/v1/streams", [1], 400, "object"),
         ("/v1/queries", {"name": "q"}, 400, "lacks"),
         ("/v1/queries", {"name": "q", "stream": ADS.to_dict()}, 400, "not complete"),

@@ -227,7 +227,7 @@ def test_a_lock_answers_more_questions_than_its_queue_holds() -> None:
             {"refuse": {0x46: errno.EOPNOTSUPP, 0x38: errno.EOPNOTSUPP}, "driver": "veth"},
             "driver veth answered EOPNOTSUPP",
         ),
-        ({"table": []}, "one of 0 entries"),
+        ({"table": []}, "a table of 0 entries"),
     ],
 )
 def test_a_device_without_a_table_says_what_its_driver_answered(
@@ -371,7 +371,7 @@ def test_receive_hashing_is_switched_on_and_where_it_is_fixed_that_is_a_note(mak
     again = EthtoolNic(nic.device, groups=GROUPS, transport=transport(played), root=nic._root,
                        journal_folder=nic._journal_folder)  # fmt: skip
     again.start([0, 1, 2, 3])
-    assert any("fixed" in note for note in again.notes)
+    assert any("the driver does not let it change" in note for note in again.notes)
     again.close()
 
 
@@ -485,7 +485,7 @@ def test_wrong_tables_and_queues_are_refused_with_the_range(make: Make) -> None:
     for wrong, why in (([0] * 127, "127 entries"), ([4] * 128, "queues are 0 to 3"), ([-1] * 128, "queue -1")):
         with pytest.raises(ConfigError, match=why):
             nic.set_table(wrong)
-    with pytest.raises(ConfigError, match="placement of 3 groups"):
+    with pytest.raises(ConfigError, match="the placement has 3 groups"):
         nic.follow([0, 0, 0])
     with pytest.raises(ConfigError, match="queue 4"):
         nic.pin(4, 0)
@@ -562,6 +562,6 @@ def test_a_journal_that_cannot_be_read_stops_the_start_and_says_what_to_do(make:
     nic, played = make()
     made = Journal.create(nic.device, "daemon", tmp_path / "journal")
     made.path.write_text("not json\n")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read the journal"):
         nic.start([0, 1, 2, 3])
     assert 0x47 not in played.calls

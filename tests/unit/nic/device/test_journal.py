@@ -218,12 +218,12 @@ def test_a_crafted_line_writes_no_file(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (Change("../x rx-0 rps_cpus", "", "0"), "no setting"),
-        (Change(".. rx-0 rps_cpus", "", "0"), "no setting"),
-        (Change("lo rx-0/../../x rps_cpus", "", "0"), "no setting"),
-        (Change("lo rx-0 ../rps_cpus", "", "0"), "no setting"),
-        (Change("lo feature ../x", "on", "off"), "no setting"),
-        (Change("eth9 table", "0,1", "1,1"), "no setting of lo"),
+        (Change("../x rx-0 rps_cpus", "", "0"), "does not know a setting"),
+        (Change(".. rx-0 rps_cpus", "", "0"), "does not know a setting"),
+        (Change("lo rx-0/../../x rps_cpus", "", "0"), "does not know a setting"),
+        (Change("lo rx-0 ../rps_cpus", "", "0"), "does not know a setting"),
+        (Change("lo feature ../x", "on", "off"), "does not know a setting"),
+        (Change("eth9 table", "0,1", "1,1"), "not a setting of lo"),
         (Change("lo table", "0,1;x", "1,1"), "lo table"),
         (Change("lo rx-0 rps_cpus", "0-99999999", "0"), "rps_cpus"),
         (Change("lo rx-0 rps_flow_cnt", "4096\n1", "0"), "rps_flow_cnt"),
@@ -248,7 +248,7 @@ def test_an_interrupt_that_is_not_the_device_s_is_left_alone(tmp_path: Path) -> 
     made.record(PIN)
     undone = undo_journal(made, Settings(tmp_path / "root"))
     assert affinity.read_text() == "3"
-    assert (undone.left, undone.undone, undone.dropped) == ((), (), ("irq 25 cpus is not lo's: left alone",))
+    assert (undone.left, undone.undone, undone.dropped) == ((), (), ("irq 25 cpus does not belong to lo: left alone",))
 
 
 def test_what_somebody_else_may_write_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_a_link_or_a_folder_that_all_may_write_is_not_believed(tmp_path: Path) -
     real = tmp_path / "real"
     made.path.rename(real)
     made.path.symlink_to(real)
-    with pytest.raises(JournalError, match="cannot be read"):
+    with pytest.raises(JournalError, match="cannot read the journal"):
         Journal.read(made.path)
     made.path.unlink()
     real.rename(made.path)

@@ -11,6 +11,7 @@ from flexstream.catalog.sessions import Session, StreamSessions
 from flexstream.cython_ext.operators.queries import QueryState
 from flexstream.cython_ext.worker.streams import StreamHandle
 from flexstream.query.query import Query
+from flexstream.results.query_late import QueryLate
 from flexstream.results.result_writer import ResultWriter
 from flexstream.rows.stream import TIME_LIMIT, Stream
 from flexstream.state.results.result_log import ResultLog
@@ -65,9 +66,8 @@ class RunningQuery:
     stream: RunningStream
     states: list[QueryState]  # one per worker
     results: ResultWriter
-    late: ResultWriter
     log: ResultLog
-    late_log: ResultLog
+    late_log: QueryLate
     variant: str = "generic"
     variant_reason: str | None = None  # why it is not compiled
     watched_by: str | None = None  # once compiled: hardware counters, or why not

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from flexstream.balance.door import Balance
     from flexstream.query.query import Query
+    from flexstream.results.follow_log import ReadableLog
     from flexstream.rows.stream import Stream
-    from flexstream.state.results.result_log import ResultLog
 
 
 class EngineAPI(Protocol):
@@ -36,9 +36,9 @@ class EngineAPI(Protocol):
 
     def cancel(self, name: str) -> Any: ...
 
-    def result_log(self, name: str) -> ResultLog: ...
+    def result_log(self, name: str) -> ReadableLog: ...
 
-    def late_log(self, name: str) -> ResultLog: ...
+    def late_log(self, name: str) -> ReadableLog: ...
 
     @property
     def staging(self) -> Any: ...

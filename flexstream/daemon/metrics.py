@@ -45,7 +45,11 @@ _QUERY = (
 )
 _LATE_LOG = (
     ("first_offset", "flexstream_query_late_rows_dropped_total", "counter", "Late rows that are not kept any more"),
-    ("bytes", "flexstream_late_log_bytes", "gauge", "Size of the log of late rows"),
+)
+_STREAM_LATE_LOG = (
+    ("bytes", "flexstream_late_log_bytes", "gauge", "Size of the log of the stream's late rows"),
+    ("rows", "flexstream_late_log_rows", "gauge", "Late rows in it, each once, however many queries it is late for"),
+    ("error", "flexstream_late_log_failing", "gauge", "1 while the log of late rows cannot be written"),
 )
 _LOG = (
     ("first_offset", "flexstream_result_log_first_offset", "gauge", "Oldest offset in the result log"),
@@ -206,6 +210,9 @@ def _stream(page: Page, name: str, stream: Mapping[str, Any]) -> None:
     for end, value in (stream.get("watermark") or {}).items():
         help_text = "Lowest and highest watermark of the groups, in units of the time field"
         page.add("flexstream_stream_watermark", "gauge", help_text, value, stream=name, end=end)
+    page.table(_STREAM_LATE_LOG, stream.get("late_log") or {}, stream=name)
+    help_text = "Memory for late rows on their way to the log"
+    page.add("flexstream_stream_output_bytes", "gauge", help_text, stream.get("output_bytes"), stream=name)
     help_text = "Groups that have no watermark yet: none of their windows fires"
     without = stream.get("groups_without_watermark")
     page.add("flexstream_stream_groups_without_watermark", "gauge", help_text, without, stream=name)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from flexstream.daemon.threads import Threads
-    from flexstream.state.results.result_log import ResultLog
+    from flexstream.results.follow_log import ReadableLog
 
 log = logging.getLogger("flexstream.http")
 BATCH_ROWS = 8192
@@ -142,7 +142,7 @@ class Reply:
 
 async def stream_log(
     request: web.Request,
-    results: ResultLog,
+    results: ReadableLog,
     readers: Readers,
     threads: Threads,
     *,
@@ -175,7 +175,7 @@ async def stream_log(
 
 
 async def _send_rows(
-    reply: Reply, results: ResultLog, readers: Readers, threads: Threads, offset: int, limit: int | None,
+    reply: Reply, results: ReadableLog, readers: Readers, threads: Threads, offset: int, limit: int | None,
     follow: bool, part: tuple[int, int],
 ) -> None:  # fmt: skip
     left = limit if limit is not None else MAX_OFFSET

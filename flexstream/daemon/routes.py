@@ -24,7 +24,7 @@ from flexstream.rows.stream import Stream
 
 if TYPE_CHECKING:
     from flexstream.daemon.server import Daemon
-    from flexstream.state.results.result_log import ResultLog
+    from flexstream.results.follow_log import ReadableLog
 
 BODY_TIMEOUT_S = 10.0
 MAX_PLAN_VALUES = 8192  # of a plan in JSON: objects, lists and what is in them
@@ -174,7 +174,7 @@ class Routes:
     async def late(self, request: web.Request) -> web.StreamResponse:
         return await self._log(request, self._engine.late_log)
 
-    async def _log(self, request: web.Request, log_of: Callable[[str], ResultLog], *more: str) -> web.StreamResponse:
+    async def _log(self, request: web.Request, log_of: Callable[[str], ReadableLog], *more: str) -> web.StreamResponse:
         params = Params(request, "offset", "limit", "format", "follow", *more)
         query = self._query(request)
         parts = params.whole("parts", 1, lowest=1, highest=MAX_PARTS) or 1

@@ -39,7 +39,9 @@ from flexstream.query.query import Query
 from flexstream.results import query_logs
 from flexstream.results.cut import Cut
 from flexstream.results.follow_log import read_log
-from flexstream.results.result_rows import LateRows, ResultRows
+from flexstream.results.late_log import LateLog
+from flexstream.results.query_late import QueryLate
+from flexstream.results.result_rows import ResultRows
 from flexstream.results.result_writer import ResultWriter
 from flexstream.rows.stream import Stream
 from flexstream.staging.service import DEFAULT_TIMEOUT_S
@@ -62,7 +64,7 @@ class Engine:
     state over all workers; rows that need a new key past it are rejected and counted. pin=False leaves the
     threads to the scheduler. expected_producers: nothing fires before so many have registered. compile: "auto"
     compiles queries to native code in the background, "off" does not, "require" makes submit() wait and raise.
-    late_bytes: the most late rows that are kept of a stream's queries, the oldest go first (None: all).
+    late_bytes: the most late rows that are kept of a stream, the oldest go first (None: all).
     stage_limit_bytes, stage_timeout_s: bound on staged rows, and on how long they wait for a commit.
     balance: "auto" (the default with several workers) moves groups as the load asks for it, "off" when told to.
     max_future: rows further ahead of the clock are rejected, unless their stream says otherwise (None: no bound).
@@ -186,16 +188,15 @@ class Engine:
             number = registry.next_number()
             states = [QueryState(number, bound, lowered, self.groups, self._parts.allocator) for _ in self.workers]
             cut = Cut(query.name, lost_until, stream.reached if after_crash else None)
-            rows, late_rows = ResultRows(bound, cut), LateRows(stream.stream)
-            log, late_log = self._logs.open(query, rows, late_rows)
+            rows = ResultRows(bound, cut)
+            log, late_log = self._logs.open(query, rows)
             ends = query_logs.fired_before(log, bound, self.groups, self.staging.needed_from(query.name))
             for state in states:
                 state.restore(ends)
             running = RunningQuery(
-                query, number, stream, states, ResultWriter(query.name, rows, log),
-                ResultWriter(query.name, late_rows, late_log), log, late_log,
-            )  # fmt: skip
-            self.collector.add_query(number, running.results, running.late)
+                query, number, stream, states, ResultWriter(query.name, rows, log), log, late_log
+            )
+            self.collector.add_query(number, stream.index, running.results, late_log)
             registry.add_query(running)
             for worker, state in zip(self.workers, states, strict=True):
                 worker.add_query(stream.index, state)
@@ -323,8 +324,12 @@ class Engine:
     def result_log(self, name: str) -> ResultLog:
         return self._registry.query(name).log
 
-    def late_log(self, name: str) -> ResultLog:
+    def late_log(self, name: str) -> QueryLate:
         return self._registry.query(name).late_log
+
+    def late_rows_of(self, stream: str) -> LateLog | None:
+        """The log of a stream's late rows, of all its queries; None: it has had no query yet."""
+        return self._logs.late_of(stream)
 
     # -- where groups are served
 
@@ -451,7 +456,7 @@ class Engine:
             return windows
         for running in parts.registry.queries.values():
             running.log.close()
-            running.late_log.close()
+        self._logs.close()
         parts.variants.stop()
         parts.allocator.stop()
         for worker in parts.workers:

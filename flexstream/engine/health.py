@@ -42,7 +42,7 @@ def _said(state: str, problem: str | None, not_ready: str | None = None) -> dict
 def _logs(engine: Engine) -> str | None:
     """A log that cannot be written: its query's workers will wait, and with them all streams."""
     writer = engine.collector.unwritten()
-    return None if writer is None else f"results of query {writer.name} cannot be written: {writer.error}"
+    return None if writer is None else f"{writer.what} cannot be written: {writer.error}"
 
 
 def _acceptor(engine: Engine) -> str | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningQuery, RunningStream
     from flexstream.catalog.sessions import Session
     from flexstream.engine.engine import Engine
+    from flexstream.results.late_log import LateLog
 
 log = logging.getLogger("flexstream.status")
 _PRIVATE = ("busy_ns", "drained_ns")
@@ -68,7 +69,16 @@ def _worker(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stream(engine: Engine, running: RunningStream) -> dict[str, Any]:
-    return stream_status(running, partial(engine.staging.counts, running))
+    status = stream_status(running, partial(engine.staging.counts, running))
+    return {**status, "late_log": _late_log(engine.late_rows_of(running.stream.name))}
+
+
+def _late_log(late: LateLog | None) -> dict[str, Any]:
+    """What all queries of the stream have together: a row that is late for several is there once."""
+    if late is None:
+        return {"rows": 0, "bytes": 0, "error": None}
+    rows = late.log.next_offset - late.log.first_offset
+    return {"rows": rows, "bytes": late.log.bytes, "error": late.error}
 
 
 def _connections(engine: Engine) -> dict[str, Any]:
@@ -127,6 +137,7 @@ def stream_status(running: RunningStream, counts: Callable[[], tuple[int, int, i
             "max": max(watermarks, default=None),
         },
         "groups_without_watermark": missing,
+        "output_bytes": sum(handle.output_bytes for handle in running.handles),
         "watermarks_capped": sum(handle.watermarks_capped for handle in running.handles),
         "held_by": _held_by(sessions),
         "sessions": sessions,
@@ -205,12 +216,11 @@ def query_status(running: RunningQuery) -> dict[str, Any]:
             "generation": running.log.generation,
             "generation_offset": running.log.generation_offset,
             "bytes": running.log.bytes,
-            "error": running.results.error or running.late.error,
+            "error": running.results.error or running.late_log.error,
         },
         "late_log": {
             "first_offset": running.late_log.first_offset,  # so many were dropped by the bound, or by retention
             "next_offset": running.late_log.next_offset,
-            "bytes": running.late_log.bytes,
         },
     }
 

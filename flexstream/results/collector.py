@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from flexstream.errors import EngineError
-from flexstream.results.result_rows import LateBlock
+from flexstream.results.late_log import LateLog
+from flexstream.results.query_late import QueryLate
 from flexstream.results.result_writer import ResultWriter
 
 log = logging.getLogger("flexstream.collector")
@@ -24,7 +25,6 @@ RETRY_S = 0.2
 MOST_REPORTS = 256  # of a worker at a time
 MOST_AHEAD = 16_384  # reports read while a callback waits: a few hundred megabytes at the very most
 AHEAD_S = 0.001
-LATE_BLOCKS = 32  # written at once, to the log of each query that they are for
 LATENCIES_KEPT = 100_000
 MOST_LATENCY_NS = 24 * 3600 * 10**9  # a marker's time is the sender's word: beyond that it tells nothing
 
@@ -88,8 +88,8 @@ class Collector(threading.Thread):
         self._reader_fd = reader_fd
         self._handlers: dict[str, Callable[..., None]] = {}
         self._results: dict[int, ResultWriter] = {}
-        self._late: dict[int, ResultWriter] = {}
-        self._slots: dict[tuple[int, int, int], int] = {}  # (worker, stream, slot) -> query
+        self._late: dict[int, QueryLate] = {}
+        self._late_logs: dict[int, LateLog] = {}  # by stream
         self._ahead: deque[tuple[int, list[tuple[Any, ...]]]] = deque()  # read already: (worker, its reports)
         self._stopping = threading.Event()
         self.latencies = Latencies()
@@ -107,9 +107,10 @@ class Collector(threading.Thread):
         if self.failure is not None:
             raise EngineError(f"the collector failed: {self.failure}", code="failed")
 
-    def add_query(self, query_id: int, results: ResultWriter, late: ResultWriter) -> None:
+    def add_query(self, query_id: int, stream: int, results: ResultWriter, late: QueryLate) -> None:
         self._results[query_id] = results
         self._late[query_id] = late
+        self._late_logs[stream] = late.stream
 
     def remove_query(self, query_id: int) -> None:
         self._results.pop(query_id, None)
@@ -140,12 +141,12 @@ class Collector(threading.Thread):
         quiet = [worker.about_to_sleep() for worker in self._workers]  # each of them must be asked
         return all(quiet)
 
-    def unwritten(self) -> ResultWriter | None:
+    def unwritten(self) -> ResultWriter | LateLog | None:
         """One whose log refused its rows, and refuses them still. From any thread, without waiting."""
         return next((writer for writer in self._writers() if writer.error is not None), None)
 
-    def _writers(self) -> list[ResultWriter]:
-        return [*self._results.values(), *self._late.values()]
+    def _writers(self) -> list[ResultWriter | LateLog]:
+        return [*self._results.values(), *self._late_logs.values()]
 
     def _held_bytes(self) -> int:
         return sum(writer.held_bytes for writer in self._writers())
@@ -167,6 +168,7 @@ class Collector(threading.Thread):
         return count
 
     def _work_through(self, worker: int, reports: list[tuple[Any, ...]]) -> None:
+        """In their order: a slot in late rows is that of the query that the worker's last report of it named."""
         pending: dict[tuple[str, int], list[bytes]] = {}
         for report in reports:
             kind = report[0]
@@ -178,7 +180,7 @@ class Collector(threading.Thread):
                 self.latencies.add(time.time_ns() - report[2])
             elif kind == "query_here":
                 query_id, stream, slot = report[1:]
-                self._slots[worker, stream, slot] = query_id
+                self._late_logs[stream].seat(worker, slot, self._late.get(query_id))
             elif kind in self._handlers:
                 self._handlers[kind](worker, *report[1:])
         self._write(worker, pending)
@@ -211,17 +213,7 @@ class Collector(threading.Thread):
     def _write(self, worker: int, pending: dict[tuple[str, int], list[bytes]]) -> None:
         for (kind, number), parts in pending.items():
             if kind == "late":
-                for at in range(0, len(parts), LATE_BLOCKS):
-                    self._write_late(worker, number, b"".join(parts[at : at + LATE_BLOCKS]))
+                self._late_logs[number].write(worker, b"".join(parts))
             elif number in self._results:
                 self._results[number].write(b"".join(parts))
         pending.clear()
-
-    def _write_late(self, worker: int, stream: int, data: bytes) -> None:
-        """Slots mean what the worker's last reports of them said: reports are read in their order."""
-        for (of_worker, of_stream, slot), query_id in self._slots.items():
-            writer = self._late.get(query_id)
-            if (of_worker, of_stream) == (worker, stream) and writer is not None:
-                rows = LateBlock(writer.rows.dtype["row"], data).of(slot)
-                if rows:
-                    writer.write(rows)

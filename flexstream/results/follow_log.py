@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from flexstream.state.results.result_log import ResultLog
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,8 +12,38 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 
 
+class ReadableLog(Protocol):
+    """What is read by offset: a ResultLog, or a query's late rows."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    def first_offset(self) -> int: ...
+
+    @property
+    def next_offset(self) -> int: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def generation_offset(self) -> int: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def read(self, offset: int, max_rows: int = ...) -> list[pa.RecordBatch]: ...
+
+    def wait(self, offset: int, timeout: float | None = None) -> bool: ...
+
+    def add_listener(self, listener: Callable[[int], None]) -> Callable[[], None]: ...
+
+    def enforce_retention(self) -> int: ...
+
+
 def read_log(
-    log: ResultLog, offset: int, follow: bool, timeout: float | None
+    log: ReadableLog, offset: int, follow: bool, timeout: float | None
 ) -> Iterator[pa.RecordBatch]:
     quiet_since = time.monotonic()
     while True:

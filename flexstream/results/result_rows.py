@@ -12,6 +12,7 @@ from flexstream.query.query import BoundQuery
 from flexstream.results.cut import Cut
 from flexstream.rows.schema import Schema
 from flexstream.rows.stream import Stream
+from flexstream.state.results.already_logged import column
 
 REALS = ("float", "double")  # the others are integers in result rows
 _NULL_BITS = np.int64(null_bits())
@@ -65,39 +66,61 @@ class ResultRows:
 
 
 class LateRows:
-    """Turns late rows into record batches: the stream's fields, and the watermark that they came after."""
+    """Turns late rows of a stream into batches: its fields, the watermark that they came after, for whom they are.
+
+    `dtype`: as workers write them, `mask` by their slots; `stored`: as the log keeps them, by its bits; `schema`: as a
+    query's late rows are read.
+    """
+
+    MARKS = pa.schema(
+        [
+            pa.field("_late_word", pa.uint32(), nullable=False),  # no field of a stream begins like that
+            pa.field("_late_mask", pa.uint64(), nullable=False),
+        ]
+    )
 
     def __init__(self, stream: Stream) -> None:
-        self._row = stream.schema.dtype
+        row = stream.schema.dtype
         time_type = pa.timestamp(stream.time_unit)
         self.schema = pa.schema([*_arrow_fields(stream.schema), pa.field("watermark", time_type, nullable=False)])
-        self.dtype = np.dtype([("row", self._row), ("watermark", "<i8")])
+        self.stored = pa.schema([*self.schema, *self.MARKS])
+        self.of_query = np.dtype([("row", row), ("watermark", "<i8")])
+        self.dtype = np.dtype([("row", row), ("watermark", "<i8"), ("mask", "<u8"), ("word", "<u4"), ("group", "<u4")])
 
-    def batch(self, rows: bytes) -> pa.RecordBatch:
-        table = np.frombuffer(rows, self.dtype)
+    def one_query(self, table: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The rows without what tells for whom they are."""
+        rows = np.zeros(len(table), self.of_query)
+        rows["row"], rows["watermark"] = table["row"], table["watermark"]
+        return rows
+
+    def batch(self, table: np.ndarray[Any, Any], word: int, masks: np.ndarray[Any, Any]) -> pa.RecordBatch:
+        """To be stored."""
         row = table["row"]
-        columns = [
-            _to_arrow(np.ascontiguousarray(row[field.name]), field.type)
-            for field in self.schema
-            if field.name != "watermark"
-        ]
+        columns = [_to_arrow(np.ascontiguousarray(row[field.name]), field.type) for field in list(self.schema)[:-1]]
         columns.append(_to_arrow(np.ascontiguousarray(table["watermark"]), self.schema.field("watermark").type))
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        columns.append(_to_arrow(np.full(len(table), word, np.uint32), pa.uint32()))
+        columns.append(_to_arrow(masks, pa.uint64()))
+        return pa.RecordBatch.from_arrays(columns, schema=self.stored)
 
+    def public(self, batch: pa.RecordBatch, places: np.ndarray[Any, Any]) -> pa.RecordBatch:
+        """Of stored rows those at the places, as a query's."""
+        columns = [batch.column(field.name) for field in self.schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema).take(_to_arrow(places, pa.int64()))
 
-class LateBlock:
-    """Late rows of a stream as a worker writes them: each once, with the slots of the queries that it is late for."""
+    @staticmethod
+    def marks(batch: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """(words, masks) of stored rows."""
+        return column(batch.column("_late_word"), np.dtype("<u4")), column(batch.column("_late_mask"), np.dtype("<u8"))
 
-    def __init__(self, row: np.dtype[Any], data: bytes) -> None:
-        dtype = np.dtype([("row", row), ("watermark", "<i8"), ("mask", "<u8"), ("word", "<u4"), ("group", "<u4")])
-        self._table = np.frombuffer(data, dtype)
-
-    def of(self, slot: int) -> bytes:
-        """As one query's."""
-        chosen = self._table[(self._table["mask"] >> np.uint64(slot)) & np.uint64(1) == 1]
-        rows = np.zeros(len(chosen), [("row", chosen.dtype["row"]), ("watermark", "<i8")])
-        rows["row"], rows["watermark"] = chosen["row"], chosen["watermark"]
-        return rows.tobytes()
+    @staticmethod
+    def marked(batch: pa.RecordBatch, masks: np.ndarray[Any, Any]) -> pa.RecordBatch:
+        """Stored rows with other masks; those that are for nobody are gone."""
+        columns = [
+            _to_arrow(masks, field.type) if field.name == "_late_mask" else batch.column(field.name)
+            for field in batch.schema
+        ]
+        whole = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        return whole.filter(_to_arrow(masks != 0, pa.bool_()))
 
 
 def _arrow_fields(schema: Schema) -> list[pa.Field]:

@@ -1,4 +1,4 @@
-"""From native result rows to a query's log: the way of one query's results, or of its late rows."""
+"""From native result rows to a query's log."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ class ResultWriter:
         self.error: str | None = None
         self.callbacks: list[Callable[[pa.RecordBatch], None]] = []
         self.known: Known | None = None  # what the log held before a restart, and must not get again
+
+    @property
+    def what(self) -> str:
+        return f"results of query {self.name}"
 
     def write(self, data: bytes) -> None:
         if self.known is not None:

@@ -37,6 +37,7 @@ from flexstream.wire.stage_block import decode
 if TYPE_CHECKING:
     from flexstream.catalog.entries import RunningQuery, RunningStream
     from flexstream.cython_ext.worker.worker import Worker
+    from flexstream.results.late_log import LateLog
 
 log = logging.getLogger("flexstream.staging")
 
@@ -404,12 +405,15 @@ class Staging:
     def _in_the_logs(self, streams: set[str]) -> bool:
         """Wait until all that workers have fired is in the logs, and on the disk."""
         self._wait_for_workers()
+        late: set[LateLog] = set()
         for running in self._catalog.running()[1]:
             if running.stream.stream.name in streams:
-                if running.results.held or running.late.held:
+                if running.results.held or running.late_log.stream.held:
                     return False
                 running.log.flush()
-                running.late_log.flush()
+                late.add(running.late_log.stream)
+        for one in late:
+            one.log.flush()
         return True
 
     # After a restart ----------------------------------------------------------------------------------------
@@ -441,7 +445,7 @@ class Staging:
             self._wait_for_workers()
             self.journal.applying(None)
             for running in guarded.values():
-                running.late.known = None
+                running.late_log.known = None
             self._replayed = True
         if numbers:
             fields = {"batches": len(numbers), "seconds": round(time.monotonic() - began, 3)}
@@ -484,7 +488,8 @@ class Staging:
             names = [n for n in rows.dtype.names if n not in running.query.aggregates and n != "window_end"]
             running.results.known = KnownResults(running.log, rows.dtype, names, since)
         if late_from is not None:
-            running.late.known = KnownLate(running.late_log, running.late.rows.dtype, late_from)
+            late = running.late_log
+            late.known = KnownLate(late, late.stream.rows.of_query, late_from)
 
     def _restore_sinks(self, stream: str, sinks: dict[str, int | None]) -> None:
         running = self._stream(stream)

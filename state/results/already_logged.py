@@ -7,7 +7,7 @@ as the log has.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -56,11 +56,17 @@ class KnownResults:
         return data if fresh.all() else rows[fresh].tobytes()
 
 
-class KnownLate:
-    """The late rows in `log` from `offset` on, each left out once."""
+class LateRowsLog(Protocol):
+    @property
+    def first_offset(self) -> int: ...
 
-    def __init__(self, log: ResultLog, dtype: np.dtype[Any], offset: int) -> None:
-        self._dtype = dtype
+    def read(self, offset: int, max_rows: int = ...) -> list[pa.RecordBatch]: ...
+
+
+class KnownLate:
+    """A query's late rows in `log` from `offset` on, each left out once. `dtype`: of (row, watermark)."""
+
+    def __init__(self, log: LateRowsLog, dtype: np.dtype[Any], offset: int) -> None:
         self._left: Counter[bytes] = Counter()
         offset = max(offset, log.first_offset)
         while batches := log.read(offset, READ_ROWS):
@@ -73,15 +79,15 @@ class KnownLate:
                 self._left.update(_split(rows.tobytes(), dtype.itemsize))
         self.dropped = 0
 
-    def without(self, data: bytes) -> bytes:
-        fresh = []
-        for row in _split(data, self._dtype.itemsize):
+    def fresh(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Which of the rows the log does not have."""
+        found = np.ones(len(rows), np.bool_)
+        for at, row in enumerate(_split(rows.tobytes(), rows.dtype.itemsize)):
             if self._left[row] > 0:
                 self._left[row] -= 1
                 self.dropped += 1
-            else:
-                fresh.append(row)
-        return b"".join(fresh)
+                found[at] = False
+        return found
 
 
 def last_ends(log: ResultLog, groups: int) -> dict[int, int]:

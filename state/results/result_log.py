@@ -22,7 +22,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from flexstream.errors import ResultLogError
-from flexstream.state.results.room import SMALLEST_SEGMENT_BYTES, Room
 from flexstream.state.results.segments import (
     FIRST_LIFE,
     Life,
@@ -33,6 +32,8 @@ from flexstream.state.results.segments import (
     sync_directory,
 )
 
+SMALLEST_SEGMENT_BYTES = 64 << 10
+
 
 class ResultLog:
     """Append-only, thread-safe: one appender, many readers.
@@ -40,7 +41,7 @@ class ResultLog:
     directory: where the segments live (made if missing); None keeps everything in memory.
     plan: names what the query does. One with another plan, or after `end_generation()`, begins a new generation.
     retention_bytes, retention_s: what may be forgotten at the old end, in whole segments; None keeps all.
-    room: bytes that it shares with other logs; what they have together may make this one forget, too.
+    describe: in place of `plan`, what a segment that begins at that offset says of its rows; must not fail.
     clock: seconds since 1970, for retention; tests pass their own.
     """
 
@@ -52,7 +53,7 @@ class ResultLog:
         plan: str | None = None,
         retention_bytes: int | None = None,
         retention_s: float | None = None,
-        room: Room | None = None,
+        describe: Callable[[int], str] | None = None,
         segment_bytes: int = 64 << 20,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -63,8 +64,8 @@ class ResultLog:
         self._retention_s = retention_s
         if retention_bytes is not None:  # whole segments go: small ones keep what remains close to the bound
             segment_bytes = min(segment_bytes, max(retention_bytes // 8, SMALLEST_SEGMENT_BYTES))
-        self._most_segment_bytes = segment_bytes
-        self._room = room
+        self._segment_bytes = segment_bytes
+        self._describe = describe
         self._clock = clock
         self._lock = threading.Lock()  # guards the list of segments and the fields below
         self._grown = threading.Condition(self._lock)
@@ -81,14 +82,6 @@ class ResultLog:
         except ResultLogError:
             self._close_segments()
             raise
-        if room is not None:
-            room.enter(self)
-            room.trim()
-
-    @property
-    def _segment_bytes(self) -> int:
-        shared = self._most_segment_bytes if self._room is None else self._room.segment_bytes
-        return min(self._most_segment_bytes, shared)
 
     def _open_segments(self) -> None:
         if self.directory is None:
@@ -143,6 +136,29 @@ class ResultLog:
                 self._turn(Life(self._segments[-1].life.generation + 1, None))
             except OSError as error:
                 raise _io_error("write", self.directory, error) from error
+
+    @property
+    def plans(self) -> list[tuple[int, str | None]]:
+        """(first offset, what it says of its rows) of each segment, the oldest first."""
+        with self._lock:
+            return [(segment.first_offset, segment.life.plan) for segment in self._segments]
+
+    def describe_again(self) -> None:
+        """Rows that come next have another meaning: a segment begins that says so.
+
+        Raises ResultLogError when the disk refuses; nothing has changed then.
+        """
+        with self._appending:
+            try:
+                self._turn(self._next_life())
+            except OSError as error:
+                raise _io_error("write", self.directory, error) from error
+
+    def _next_life(self) -> Life:
+        newest = self._segments[-1]
+        if self._describe is None:
+            return newest.life
+        return Life(newest.life.generation, self._describe(newest.next_offset))
 
     def _turn(self, life: Life) -> None:
         """From here on segments are of that life."""
@@ -200,7 +216,7 @@ class ResultLog:
             )
         batches: list[pa.RecordBatch] = []
         while max_rows > 0:
-            batch = self._read_one(offset)
+            batch = self.read_one(offset)
             if batch is None:
                 break
             batch = batch.slice(0, min(max_rows, batch.num_rows))
@@ -209,8 +225,8 @@ class ResultLog:
             max_rows -= batch.num_rows
         return batches
 
-    def _read_one(self, offset: int) -> pa.RecordBatch | None:
-        """The rest of the batch that holds `offset`; None at the end."""
+    def read_one(self, offset: int) -> pa.RecordBatch | None:
+        """The rest of the batch that holds `offset`, which is of one segment; None at the end. Raises as `read`."""
         while True:
             with self._lock:
                 first = self._segments[0].first_offset
@@ -287,8 +303,6 @@ class ResultLog:
                 listeners = list(self._listeners)
         for listener in listeners:
             listener(offset + batch.num_rows)
-        if self._room is not None:
-            self._room.trim()
         return offset
 
     def _append(self, batch: pa.RecordBatch) -> None:
@@ -301,11 +315,12 @@ class ResultLog:
     def _roll(self, now_s: float, life: Life | None = None) -> Segment | MemorySegment:
         active = self._segments[-1]
         fresh: Segment | MemorySegment
+        life = life or self._next_life()
         if self.directory is None:
-            fresh = MemorySegment(active.next_offset, now_s, life or active.life)
+            fresh = MemorySegment(active.next_offset, now_s, life)
         else:
             active.sync()
-            fresh = Segment.create(self.directory, self.schema, active.next_offset, now_s, life or active.life)
+            fresh = Segment.create(self.directory, self.schema, active.next_offset, now_s, life)
         with self._lock:
             self._segments.append(fresh)
         active.close()
@@ -335,32 +350,13 @@ class ResultLog:
             except OSError:
                 return 0  # no room for a new file: the next append reports it
         while len(self._segments) > 1 and (self._expired(self._segments[0], now_s) or self._oversize()):
-            self._remove_oldest()
+            with self._lock:
+                old = self._segments.popleft()
+            old.remove()
             removed += 1
-        if removed:
-            self._sync_directory()
-        return removed
-
-    def forget_oldest(self) -> bool:
-        """The oldest segment goes, unless it is the one that is being written. False: it stays."""
-        with self._appending:
-            if self._closed or len(self._segments) == 1:
-                return False
-            try:
-                self._remove_oldest()
-                self._sync_directory()
-            except OSError:
-                return False  # the next append reports it
-            return True
-
-    def _remove_oldest(self) -> None:
-        with self._lock:
-            old = self._segments.popleft()
-        old.remove()
-
-    def _sync_directory(self) -> None:
-        if self.directory is not None:
+        if removed and self.directory is not None:
             sync_directory(self.directory)
+        return removed
 
     def _expired(self, segment: Segment | MemorySegment, now_s: float) -> bool:
         return self._retention_s is not None and segment.last_append_s < now_s - self._retention_s
@@ -385,8 +381,6 @@ class ResultLog:
         """
         if self._closed:
             return
-        if self._room is not None:
-            self._room.leave(self)
         try:
             self.flush()
         finally:

@@ -1,12 +1,13 @@
 """See work_item.pxd."""
 
-from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from flexstream.cython_ext.wire.decoder cimport (
-    DECODE_BARRIER, DECODE_EOS, DECODE_FAULT, DECODE_MARKER, DECODE_NEED, DECODE_ROWS, DECODE_WATERMARK, FRAME_ACK,
-    FRAME_MAGIC, FRAME_VERSION, HEADER_BYTES, Decoded, decoder_next,
+    DECODE_BARRIER, DECODE_EOS, DECODE_FAULT, DECODE_MARKER, DECODE_NEED, DECODE_ROWS, DECODE_WATERMARK, Decoded,
+    decoder_next,
 )
+from flexstream.cython_ext.wire.frame cimport FRAME_ACK, HEADER_BYTES, Header, header_of
 from flexstream.cython_ext.operators.firing cimport query_fire
 from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_DEL, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, send,
@@ -270,17 +271,9 @@ cdef void ack_the_rest(Connection *connection) noexcept nogil:
 
 cdef void send_ack(Connection *connection) noexcept nogil:
     """Tell the producer what it may forget. A full socket loses nothing: the next ACK says more."""
-    cdef unsigned char frame[HEADER_BYTES]
     cdef uint64_t next_row = connection.decoder.next_row
-    memset(frame, 0, HEADER_BYTES)
-    frame[0] = FRAME_MAGIC & 0xFF
-    frame[1] = FRAME_MAGIC >> 8
-    frame[2] = FRAME_VERSION
-    frame[3] = FRAME_ACK
-    frame[6] = connection.group & 0xFF
-    frame[7] = connection.group >> 8
-    memcpy(frame + 24, &next_row, 8)
-    if send(connection.fd, frame, HEADER_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL) == HEADER_BYTES:
+    cdef Header ack = header_of(FRAME_ACK, <uint16_t> connection.group, 0, 0, next_row)
+    if send(connection.fd, &ack, HEADER_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL) == HEADER_BYTES:
         connection.acked_row = next_row
         connection.unacked_bytes = 0
 

@@ -1,13 +1,17 @@
 """A worker: the native thread pinned to a core that owns groups, their connections and their state.
 
 Threads and who writes what
-- the worker's thread writes everything in WorkerState but `mailbox.tail` and `stop_wanted`, and everything in the
-  StreamStates, Connections and Queries that were handed to it, from the order that brought them until the report
-  that gives them back (CONNECTION_CLOSED, QUERY_GONE);
-- Python threads post orders under the owner's lock (so the mailbox has one producer at a time), read the out ring
-  from one thread (the collector), and read counters at any time, relaxed;
-- `sleeping` is set by the worker before it blocks in epoll_wait, with a full fence, and read by whoever posts:
-  a post wakes the worker by eventfd only if it sleeps. `reader_sleeping` is the same the other way.
+- the worker's thread writes everything in the StreamStates, Connections and Queries that were handed to it, from the
+  order that brought them until the report that gives them back (CONNECTION_CLOSED, QUERY_GONE), but for what Python
+  sets in a Query (panes.pxd); and everything in WorkerState but for these:
+- Python threads post orders and fed rows under the owner's lock, so that `mailbox.tail` and `feeds.tail` have one writer
+  at a time; set `stop_wanted`; raise `sample_wanted`, from one thread (the balancer's); and read counters at any time,
+  relaxed;
+- the collector alone reads the out ring: it writes `out.head`, and `reader_sleeping` before it sleeps. While one of its
+  callbacks waits for workers, a thread that it has started does so instead of it;
+- `sleeping` is set by the worker before it blocks in epoll_wait, with a full fence, and read by whoever posts: a post
+  wakes the worker by eventfd only if it sleeps. `reader_sleeping` is the same the other way: the worker clears it when
+  it wakes the reader, and sets it once, when it ends, so that its last report is not slept through.
 
 - what several workers read and write is in shared.pxd; what they send each other is in moving.pyx.
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 PROJECT = Path(__file__).resolve().parent.parent
 CACHE = PROJECT / ".cache" / "bench"
+INCLUDES = PROJECT / "cython_ext" / "includes"
 BUDGET_S = 280.0  # a benchmark takes at most five minutes
 
 A = TypeVar("A")
@@ -95,11 +96,11 @@ def compiled(name: str, *, shared: bool = False) -> Path:
     """A C program or shared object of benchmarks/native, built for this machine when missing or old."""
     source = PROJECT / "benchmarks" / "native" / f"{name}.c"
     target = CACHE / (f"{name}.so" if shared else name)
-    newest = max(path.stat().st_mtime for path in source.parent.iterdir())
+    newest = max(path.stat().st_mtime for path in (*source.parent.iterdir(), *INCLUDES.glob("*.h")))
     if not target.exists() or target.stat().st_mtime < newest:
         CACHE.mkdir(parents=True, exist_ok=True)
         flags = ["-shared", "-fPIC"] if shared else []
-        command = ["cc", "-O3", "-march=native", "-Wall", *flags, "-o", str(target), str(source)]
+        command = ["cc", "-O3", "-march=native", "-Wall", f"-I{INCLUDES}", *flags, "-o", str(target), str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise SystemExit(f"cannot build {source.name}:\n{done.stderr}")

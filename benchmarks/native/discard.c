@@ -10,7 +10,7 @@
  */
 #define _GNU_SOURCE
 #include "process.h"
-#include "wire.h"
+#include "frame.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@ struct connection {
     uint64_t next_row;
     uint16_t group;
     int header_filled;
-    struct header header;
+    fs_header header;
     uint64_t payload_left;
     unsigned char *hello;
 };
@@ -55,7 +55,7 @@ static void send_all(int fd, const void *data, size_t size)
 
 static void send_ack(int fd, uint16_t group, uint64_t value, uint64_t sequence)
 {
-    struct header ack = make_header(ACK, group, 0, value, sequence);
+    fs_header ack = fs_header_of(FRAME_ACK, group, 0, value, sequence);
     send_all(fd, &ack, sizeof ack);
 }
 
@@ -70,7 +70,7 @@ static void finish_control(void)
 
 static void answer_hello(int fd, struct connection *c)
 {
-    struct header *hello = (struct header *)c->hello;
+    fs_header *hello = (fs_header *)c->hello;
     const char *json = (const char *)c->hello + HEADER_BYTES;
     const char *acks = strstr(json, "\"ack_bytes\"");
     struct sockaddr_in peer = {0}, local = {0};
@@ -90,7 +90,7 @@ static void answer_hello(int fd, struct connection *c)
                         "{\"version\":1,\"peer\":[\"127.0.0.1\",%d],\"local\":[\"127.0.0.1\",%d]%s%s}",
                         ntohs(peer.sin_port), ntohs(local.sin_port), c->control && *control_rest ? "," : "",
                         c->control ? control_rest : "");
-    struct header ack = make_header(ACK, c->group, size, rows_per_frame, 0);
+    fs_header ack = fs_header_of(FRAME_ACK, c->group, size, rows_per_frame, 0);
     memcpy(answer, &ack, sizeof ack);
     send_all(fd, answer, HEADER_BYTES + size);
     free(answer);
@@ -128,22 +128,22 @@ static void follow(int fd, struct connection *c, const unsigned char *at, size_t
             if (c->header_filled < HEADER_BYTES)
                 return;
             c->header_filled = 0;
-            if (c->header.magic != MAGIC)
+            if (c->header.magic != FRAME_MAGIC)
                 DIE("group %d: not a frame", c->group);
             c->payload_left = c->header.payload_bytes;
-            if (c->header.type == EOS && c->control)
+            if (c->header.type == FRAME_EOS && c->control)
                 control_eos = 1;
-            else if (c->header.type == EOS)
+            else if (c->header.type == FRAME_EOS)
                 end_group(c);
         }
-        if (c->payload_left == 0 && c->header.type == DATA) {
+        if (c->payload_left == 0 && c->header.type == FRAME_DATA) {
             c->next_row = c->header.sequence + c->header.value;
             rows += c->header.value;
             if (c->unacked >= c->ack_bytes) {
                 send_ack(fd, c->group, 0, c->next_row);
                 c->unacked = 0;
             }
-        } else if (c->payload_left == 0 && c->header.type != DATA && !c->control) {
+        } else if (c->payload_left == 0 && c->header.type != FRAME_DATA && !c->control) {
             send_ack(fd, c->group, 0, c->next_row); /* a watermark or EOS: do not leave rows unacknowledged */
             c->unacked = 0;
         }
@@ -183,8 +183,8 @@ static void greet(int fd, struct connection *c)
     for (;;) {
         size_t want = HEADER_BYTES;
         if (c->hello_filled >= HEADER_BYTES) {
-            struct header *hello = (struct header *)c->hello;
-            if (hello->magic != MAGIC || hello->type != HELLO || hello->payload_bytes > HELLO_MAX - HEADER_BYTES) {
+            fs_header *hello = (fs_header *)c->hello;
+            if (hello->magic != FRAME_MAGIC || hello->type != FRAME_HELLO || hello->payload_bytes > HELLO_MAX - HEADER_BYTES) {
                 close_connection(fd);
                 return;
             }

@@ -23,9 +23,9 @@ static void load_frames(const char *path)
     size_t size, capacity = 0;
     char *file = read_whole(path, &size);
     for (size_t at = 0; at < size;) {
-        struct header *header = (struct header *)(file + at);
+        fs_header *header = (fs_header *)(file + at);
         size_t whole = HEADER_BYTES + header->payload_bytes;
-        if (size - at < HEADER_BYTES || header->magic != MAGIC || header->type != DATA || size - at < whole ||
+        if (size - at < HEADER_BYTES || header->magic != FRAME_MAGIC || header->type != FRAME_DATA || size - at < whole ||
             header->group >= MAX_GROUPS || header->payload_bytes != header->value * row_bytes)
             DIE("%s: byte %zu is not a whole DATA frame of %lld-byte rows", path, at, (long long)row_bytes);
         if (frame_count == capacity)

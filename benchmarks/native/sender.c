@@ -55,7 +55,7 @@ static void checksum(struct frame **some, int count)
     uint64_t crc[CHAINS] = {0xFFFFFFFFu, 0xFFFFFFFFu, 0xFFFFFFFFu};
     size_t size[CHAINS], common = SIZE_MAX;
     for (int i = 0; i < CHAINS; i++) {
-        struct header *header = (struct header *)some[i < count ? i : 0]->data;
+        fs_header *header = (fs_header *)some[i < count ? i : 0]->data;
         header->flags |= FLAG_CRC, header->crc32c = 0;
         size[i] = HEADER_BYTES + header->payload_bytes;
         if (size[i] / 8 < common)
@@ -70,14 +70,14 @@ static void checksum(struct frame **some, int count)
     for (int i = 0; i < count; i++) {
         for (size_t at = 8 * common; at < size[i]; at++)
             crc[i] = _mm_crc32_u8(crc[i], some[i]->data[at]);
-        ((struct header *)some[i]->data)->crc32c = ~crc[i];
+        ((fs_header *)some[i]->data)->crc32c = ~crc[i];
     }
 }
 
 /* Make the frame ready for this loop: its sequence, and its event times moved on by one step. */
 static void patch(struct frame *frame, int64_t loop)
 {
-    struct header *header = (struct header *)frame->data;
+    fs_header *header = (fs_header *)frame->data;
     header->sequence = planned_row[frame->group];
     planned_row[frame->group] += frame->rows;
     if (loop > 0 && time_delta)
@@ -87,7 +87,7 @@ static void patch(struct frame *frame, int64_t loop)
 
 static size_t add_tail(struct frame *frame, size_t size, uint8_t type, int64_t value)
 {
-    struct header tail = make_header(type, frame->group, 0, value, next_row[frame->group]);
+    fs_header tail = fs_header_of(type, frame->group, 0, value, next_row[frame->group]);
     seal((char *)&tail, sizeof tail);
     memcpy(frame->data + size, &tail, sizeof tail);
     return size + sizeof tail;
@@ -143,9 +143,9 @@ int main(int argc, char **argv)
             size_t size = HEADER_BYTES + frame->payload_bytes;
             next_row[frame->group] += frame->rows;
             if (watermark_every && ++sent_frames[frame->group] % watermark_every == 0)
-                size = add_tail(frame, size, WATERMARK, frame->later_min + loop * time_delta);
+                size = add_tail(frame, size, FRAME_WATERMARK, frame->later_min + loop * time_delta);
             if (marker_every && now >= marker_due) {
-                size = add_tail(frame, size, MARKER, clock_ns(CLOCK_REALTIME));
+                size = add_tail(frame, size, FRAME_MARKER, clock_ns(CLOCK_REALTIME));
                 marker_due = now + marker_every, markers++;
             }
             send_all(sockets[frame->group], frame->data, size);

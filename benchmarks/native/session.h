@@ -3,7 +3,7 @@
 #define FLEXSTREAM_BENCH_SESSION_H
 
 #include "process.h"
-#include "wire.h"
+#include "frame.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -23,7 +23,7 @@ static uint64_t next_row[MAX_GROUPS];
 /* A whole frame gets its CRC, if the session has them: then every frame must. */
 static void seal(char *frame, size_t size)
 {
-    struct header *header = (struct header *)frame;
+    fs_header *header = (fs_header *)frame;
     uint64_t crc = 0xFFFFFFFFu;
     if (!with_crc)
         return;
@@ -46,16 +46,16 @@ static void receive_all(int fd, void *data, size_t size)
 }
 
 /* The next frame that is not DATA flow: its header; the payload is thrown away, unless it is an ERROR to show. */
-static struct header receive_answer(int fd)
+static fs_header receive_answer(int fd)
 {
-    struct header answer;
+    fs_header answer;
     char payload[65536];
     receive_all(fd, &answer, sizeof answer);
-    if (answer.magic != MAGIC || answer.payload_bytes >= sizeof payload)
+    if (answer.magic != FRAME_MAGIC || answer.payload_bytes >= sizeof payload)
         DIE("the receiver's answer is not a frame");
     receive_all(fd, payload, answer.payload_bytes);
     payload[answer.payload_bytes] = 0;
-    if (answer.type == ERROR) {
+    if (answer.type == FRAME_ERROR) {
         fprintf(stderr, "sender: the receiver refused: %s\n", payload);
         exit(1);
     }
@@ -96,11 +96,11 @@ static int connect_to(int port)
 static int greet(int port, uint16_t group, const char *json)
 {
     int fd = connect_to(port);
-    struct header hello = make_header(HELLO, group, strlen(json), 0, 0);
+    fs_header hello = fs_header_of(FRAME_HELLO, group, strlen(json), 0, 0);
     send_all(fd, (char *)&hello, sizeof hello);
     send_all(fd, json, strlen(json));
-    struct header answer = receive_answer(fd);
-    if (answer.type != ACK || answer.group != group)
+    fs_header answer = receive_answer(fd);
+    if (answer.type != FRAME_ACK || answer.group != group)
         DIE("HELLO of group %d: answer of type %d for group %d", group, answer.type, answer.group);
     next_row[group % MAX_GROUPS] = answer.sequence;
     return fd;
@@ -146,19 +146,19 @@ static void end_session(int groups)
     for (int group = 0; group < groups; group++) {
         if (sockets[group] == 0)
             continue;
-        struct header eos = make_header(EOS, group, 0, 0, next_row[group]);
+        fs_header eos = fs_header_of(FRAME_EOS, group, 0, 0, next_row[group]);
         seal((char *)&eos, sizeof eos);
         send_all(sockets[group], (char *)&eos, sizeof eos);
         shutdown(sockets[group], SHUT_WR);
         message[HEADER_BYTES + group / 8] |= 1 << (group % 8);
     }
-    struct header eos = make_header(EOS, CONTROL_GROUP, bitmap_bytes, 0, 0);
+    fs_header eos = fs_header_of(FRAME_EOS, CONTROL_GROUP, bitmap_bytes, 0, 0);
     memcpy(message, &eos, sizeof eos);
     seal(message, HEADER_BYTES + bitmap_bytes);
     send_all(control, message, HEADER_BYTES + bitmap_bytes);
     do
         wait_for_control(groups);
-    while (receive_answer(control).type != ACK);
+    while (receive_answer(control).type != FRAME_ACK);
 }
 
 #endif

@@ -57,7 +57,7 @@ static void send_counting(int fd, const char *at, size_t size)
 
 static size_t add_tail(struct frame *frame, size_t size, uint16_t group, uint8_t type, int64_t value)
 {
-    struct header tail = make_header(type, group, 0, value, next_row[group]);
+    fs_header tail = fs_header_of(type, group, 0, value, next_row[group]);
     memcpy(frame->data + size, &tail, sizeof tail);
     return size + sizeof tail;
 }
@@ -134,7 +134,7 @@ int main(int argc, char **argv)
         }
         uint32_t which = frames_of[group][next_of[group]++ % n_of[group]];
         struct frame *frame = &frames[which];
-        struct header *header = (struct header *)frame->data;
+        fs_header *header = (fs_header *)frame->data;
         header->sequence = next_row[group];
         next_row[group] += frame->rows;
         char *time_at = frame->data + HEADER_BYTES + time_offset;
@@ -146,11 +146,11 @@ int main(int argc, char **argv)
         }
         size_t size = HEADER_BYTES + frame->payload_bytes;
         if (watermark_every && next_of[group] % watermark_every == 0)
-            size = add_tail(frame, size, group, WATERMARK, start_time + (rows + frame->rows) * 1000 / event_rate);
+            size = add_tail(frame, size, group, FRAME_WATERMARK, start_time + (rows + frame->rows) * 1000 / event_rate);
         if (marker_every && now >= marker_at)
             markers_due = markers_each, marker_at += (now - marker_at) / marker_every * marker_every + marker_every;
         if (markers_due > 0) {
-            size = add_tail(frame, size, group, MARKER, clock_ns(CLOCK_REALTIME));
+            size = add_tail(frame, size, group, FRAME_MARKER, clock_ns(CLOCK_REALTIME));
             markers_due--, markers++;
         }
         send_counting(sockets[group], frame->data, size);

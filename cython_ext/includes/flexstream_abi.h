@@ -1,5 +1,5 @@
 /* What a compiled variant and the engine agree on. Generated code includes this header, which brings the
- * folds (folds.h), and nothing else.
+ * folds (folds.h) and the hash of keys (murmur3.h), and nothing else.
  *
  * A variant takes the rows of one batch of one group in order. It applies each row to the panes in its view and
  * stops at the first row that it cannot finish: a pane that is not there yet, a full table, a late row, an expression
@@ -10,6 +10,8 @@
 
 #include <stdint.h>
 #include <string.h>
+
+#include "murmur3.h"
 
 #define FS_ABI_VERSION 8
 #define FS_ABI_BATCH 1024
@@ -177,23 +179,12 @@ static inline int64_t fs_day_of_year(int64_t days) {
     return at.month < 10 ? at.day + 60 + leap : at.day - 305;
 }
 
-/* Spark's Murmur3 (x86, 32 bits), which keys have too. Hashes are signed 32-bit numbers. */
-static inline uint32_t fs_mix(uint32_t h, uint32_t k) {
-    k *= 0xcc9e2d51u;
-    h ^= (k << 15 | k >> 17) * 0x1b873593u;
-    return (h << 13 | h >> 19) * 5 + 0xe6546b64u;
-}
-static inline int64_t fs_mixed(uint32_t h, uint32_t bytes) {
-    h ^= bytes;
-    h = (h ^ h >> 16) * 0x85ebca6bu;
-    h = (h ^ h >> 13) * 0xc2b2ae35u;
-    return (int32_t)(h ^ h >> 16);
-}
+/* Hashes are signed 32-bit numbers. */
 static inline int64_t fs_hash_int(int64_t v, int64_t seed) {
-    return fs_mixed(fs_mix((uint32_t)seed, (uint32_t)v), 4);
+    return (int32_t)fs_murmur_int((uint32_t)v, (uint32_t)seed);
 }
 static inline int64_t fs_hash_long(int64_t v, int64_t seed) {
-    return fs_mixed(fs_mix(fs_mix((uint32_t)seed, (uint32_t)v), (uint32_t)((uint64_t)v >> 32)), 8);
+    return (int32_t)fs_murmur_long((uint64_t)v, (uint32_t)seed);
 }
 static inline int64_t fs_hash_f32(double v, int64_t seed) {
     float narrow = v == 0 ? 0 : v != v ? __builtin_nanf("") : (float)v;
@@ -208,11 +199,7 @@ static inline int64_t fs_hash_f64(double v, int64_t seed) {
     return fs_hash_long(bits, seed);
 }
 static inline int64_t fs_hash_bytes(const unsigned char *p, uint32_t n, int64_t seed) {
-    uint32_t h = (uint32_t)seed, i = 0;
-    while (n > 0 && !p[n - 1]) n--; /* padding */
-    for (; i + 4 <= n; i += 4) h = fs_mix(h, fs_get_u32(p + i));
-    for (; i < n; i++) h = fs_mix(h, (uint32_t)fs_get_i8(p + i)); /* Spark's tail: each byte a signed word */
-    return fs_mixed(h, n);
+    return (int32_t)fs_murmur_bytes(p, fs_trimmed(p, n), (uint32_t)seed);
 }
 static inline int fs_is_zero(const unsigned char *p, uint32_t n) {
     unsigned char any = 0;

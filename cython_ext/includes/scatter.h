@@ -14,6 +14,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "murmur3.h"
+#include "window_times.h"
+
 #define SCATTER_BLOCK_BYTES 16384
 #define SCATTER_MAX_BLOCK 1024
 
@@ -24,19 +27,12 @@ typedef struct {
 typedef struct {
     uint32_t groups, mask; /* mask: groups - 1 for a power of two, else 0 */
     uint32_t bias;         /* 2^31 mod groups: pmod is of the hash as a signed int */
-    uint64_t reciprocal;
-} Modulus;
+    uint64_t reciprocal;   /* ceil(2^64 / groups); 0 for one group, which has a mask */
+} Modulus; /* pmod without a division (Lemire, Kaser, Kurz 2019, "Faster remainder by direct computation") */
 
 static inline Modulus scatter_modulus(uint32_t groups) {
     Modulus m = {groups, groups & (groups - 1) ? 0 : groups - 1, (1u << 31) % groups, UINT64_MAX / groups + 1};
     return m;
-}
-
-static inline uint32_t scatter_rotl(uint32_t x, int r) { return x << r | x >> (32 - r); }
-
-static inline uint32_t scatter_mix(uint32_t h, uint32_t k) {
-    h ^= scatter_rotl(k * 0xcc9e2d51u, 15) * 0x1b873593u;
-    return scatter_rotl(h, 13) * 5 + 0xe6546b64u;
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -50,7 +46,7 @@ static inline int scatter_has_avx2(void) { return 0; }
 #endif
 #define SCATTER_INLINE static inline __attribute__((always_inline))
 
-/* murmur3_32(seed 42) of one 8-byte integer per row: what murmur3.pxd's hash_long computes, some lanes at a time. */
+/* fs_murmur_long of one 8-byte integer per row, some lanes at a time. */
 SCATTER_INLINE void scatter_hash_body(const unsigned char *key, size_t stride, size_t n, uint32_t *hash) {
     uint32_t low[SCATTER_MAX_BLOCK], high[SCATTER_MAX_BLOCK];
     for (size_t i = 0; i < n; i++, key += stride) {
@@ -58,10 +54,7 @@ SCATTER_INLINE void scatter_hash_body(const unsigned char *key, size_t stride, s
         memcpy(&high[i], key + 4, 4);
     }
     for (size_t i = 0; i < n; i++) {
-        uint32_t h = scatter_mix(scatter_mix(42, low[i]), high[i]) ^ 8;
-        h = (h ^ h >> 16) * 0x85ebca6bu;
-        h = (h ^ h >> 13) * 0xc2b2ae35u;
-        hash[i] = h ^ h >> 16;
+        hash[i] = fs_mixed(fs_mix(fs_mix(MURMUR3_SEED, low[i]), high[i]), 8);
     }
 }
 
@@ -84,21 +77,21 @@ static void scatter_groups(const Modulus *m, const uint32_t *hash, size_t n, uin
         for (size_t i = 0; i < n; i++) group[i] = (uint16_t)(hash[i] & m->mask);
         return;
     }
-    for (size_t i = 0; i < n; i++) { /* Lemire's remainder, as in murmur3.pyx */
+    for (size_t i = 0; i < n; i++) { /* the hash as a signed int is (h ^ 2^31) - 2^31 */
         uint64_t low = m->reciprocal * (hash[i] ^ 1u << 31);
         uint32_t r = (uint32_t)(((unsigned __int128)low * m->groups) >> 64);
         group[i] = (uint16_t)(r >= m->bias ? r - m->bias : r + m->groups - m->bias);
     }
 }
 
-/* The largest event time, without those beyond +-2^62: the engine refuses such rows, and one of them must not push the
+/* The largest event time, without those beyond the limit: the engine refuses such rows, and one of them must not push the
  * watermark to the end of time. */
 static int64_t scatter_max_time(const unsigned char *time, size_t stride, size_t n, int64_t most, int64_t latest) {
-    uint64_t width = (uint64_t)latest + (UINT64_C(1) << 62);
+    uint64_t width = (uint64_t)latest + FS_TIME_LIMIT;
     for (size_t i = 0; i < n; i++, time += stride) {
         int64_t t;
         memcpy(&t, time, 8);
-        t = (uint64_t)t + (UINT64_C(1) << 62) <= width ? t : INT64_MIN;
+        t = (uint64_t)t + FS_TIME_LIMIT <= width ? t : INT64_MIN;
         most = t > most ? t : most;
     }
     return most;

@@ -1,4 +1,9 @@
-"""What the messages on a worker's two rings mean. Python posts the orders; the worker posts the reports."""
+"""What the messages on a worker's rings mean: one enum for each kind of ring.
+
+A worker has three rings with Python: orders come on `mailbox`, fed rows and the orders that must stay behind them on
+`feeds`, and its reports leave on `out`. From every other worker it has a ring of peer messages (Shared.rings). Each ring
+has one writer and one reader at a time.
+"""
 
 
 cdef enum Order:                  # Python -> worker, on the mailbox; what must stay behind fed rows, on `feeds`
@@ -23,7 +28,7 @@ cdef enum Order:                  # Python -> worker, on the mailbox; what must 
     KNOCK = 19                    # nothing to do: that it is taken is what somebody wants to know
 
 
-cdef enum PeerMessage:            # worker -> worker
+cdef enum PeerMessage:            # worker -> worker, on the ring of the two
     ADOPT = 1                     # ptr: Move: you own the group now; sessions, sockets and positions are inside
     DRAINED = 2                   # ptr: Move: my panes of the group; I have nothing more
     SOCKET = 3                    # ptr: Connection: of a group that is yours, or that you borrowed
@@ -40,6 +45,6 @@ cdef enum Report:                 # worker -> Python, on the out ring
     SESSION_DONE = 5              # stream, slot; value: in so many more groups the session has ended and all has fired
     QUERY_GONE = 6                # ptr: Operator
     GIVEN_BACK = 7                # ptr: memory that Python lent with an order
-    PONG = 8                      # tag
+    PONG = 8                      # tag; 0: no PING asked, the thread has ended
     SESSION_AWAKE = 9             # stream, slot: an idle session sent something
     QUERY_HERE = 10               # stream; tag: query id; slot: its bit in the late blocks between this and QUERY_GONE

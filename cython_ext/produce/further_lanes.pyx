@@ -9,10 +9,11 @@ from libc.stdint cimport INT64_MIN, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 
 from flexstream.cython_ext.includes.native cimport fs_load_relaxed, fs_store_relaxed
-from flexstream.cython_ext.produce.lane cimport (
-    HEADER_BYTES, LANE_BROKEN, LANE_UNOPENED, Lane, Slot, lane_open_rows,
-)
+from flexstream.cython_ext.produce.lane cimport LANE_BROKEN, LANE_UNOPENED, Lane, Slot, lane_open_rows
 from flexstream.cython_ext.produce.lanes cimport MOST_LANES, SERVE_ASKED
+from flexstream.cython_ext.wire.frame cimport HEADER_BYTES
+
+from flexstream.cython_ext.produce.lane_facts import LaneFacts, LaneFault
 
 MOST = MOST_LANES
 
@@ -96,36 +97,48 @@ cdef class FurtherLanes(Lanes):
 
     # -- what there is to know
 
-    def wanted_groups(self):
-        """Groups with rows and without a first connection, and further lanes without one."""
+    cdef list look(self):
+        """[LaneFacts], one for each lane in use, all as of one moment; the last, at -1, is of those that are no more."""
         cdef uint32_t i
+        cdef uint64_t end_row
         cdef Lane *lane
         found = []
         with nogil:
             self.enter()
         for i in range(self.end):
             lane = &self.lanes[i]
-            if self.carries_rows(i) and lane.state == LANE_UNOPENED and (lane.used or lane.head != lane.tail):
-                found.append(i)
+            said = b""
+            end_row = lane.next_row
+            if self.carries_rows(i):        # others have no group, and no cursor
+                end_row += lane_open_rows(lane, self.cursor_of(i), &self.shape)
+            if lane.state == LANE_BROKEN and lane.error_value and lane.inbox_bytes > HEADER_BYTES:
+                said = lane.inbox[HEADER_BYTES:lane.inbox_bytes]
+            found.append(LaneFacts(
+                i, self.carries_rows(i), lane.state == LANE_UNOPENED and (lane.used or lane.head != lane.tail),
+                lane.state == LANE_BROKEN, lane.fault, lane.error_value, said, lane.fd >= 0, lane.linked, lane.acked,
+                end_row, lane.base, lane.frames, lane.sent_bytes,
+            ))
+        found.append(LaneFacts(-1, acked=self.ended_acked, frames=self.ended_frames, sent_bytes=self.ended_bytes))
         self.leave()
         return found
 
+    def wanted_groups(self):
+        """Groups with rows and without a first connection, and further lanes without one."""
+        return [lane.at for lane in self.look() if lane.carries_rows and lane.wanted]
+
     def faults(self):
-        """[(group, -1, or a further lane's index; errno, ERROR value, ERROR payload)] of the connections that broke."""
-        cdef uint32_t i
-        cdef Lane *lane
-        found = []
-        with nogil:
-            self.enter()
-        for i in range(self.end):
-            lane = &self.lanes[i]
-            if lane.state == LANE_BROKEN:
-                payload = b""
-                if lane.error_value and lane.inbox_bytes > HEADER_BYTES:
-                    payload = lane.inbox[HEADER_BYTES:lane.inbox_bytes]
-                found.append((<int> i if i != self.groups else -1, lane.fault, lane.error_value, payload))
-        self.leave()
-        return found
+        """[LaneFault] of the connections that broke."""
+        return [
+            LaneFault(lane.at if lane.at != self.groups else -1, lane.fault, lane.error_value, lane.said)
+            for lane in self.look() if lane.broken
+        ]
+
+    def pending(self):
+        """{group or index: (first, end)} of rows that the server has not acknowledged, numbered as on the wire."""
+        return {
+            lane.at: (lane.acked + lane.base, lane.end_row + lane.base)
+            for lane in self.look() if lane.carries_rows and lane.end_row > lane.acked
+        }
 
     def control_acks(self):
         """ACK frames that came on the control connection after its HELLO."""
@@ -136,47 +149,18 @@ cdef class FurtherLanes(Lanes):
             self.leave()
         return acks
 
-    def pending(self):
-        """{group or index: (first, end)} of rows that the server has not acknowledged, numbered as on the wire."""
-        cdef uint32_t i
-        cdef Lane *lane
-        cdef uint64_t end
-        found = {}
-        with nogil:
-            self.enter()
-        for i in range(self.end):
-            lane = &self.lanes[i]
-            if self.carries_rows(i):
-                end = lane.next_row + lane_open_rows(lane, self.cursor_of(i), &self.shape)
-                if end > lane.acked:
-                    found[i] = (lane.acked + <uint64_t> lane.base, end + <uint64_t> lane.base)
-        self.leave()
-        return found
-
     def stats(self):
         """Counters over all lanes."""
-        cdef uint32_t i
-        cdef uint64_t frames = self.ended_frames, sent = self.ended_bytes, acked = self.ended_acked
-        cdef int connections = 0, further = 0
-        with nogil:
-            self.enter()
-        for i in range(self.end):
-            frames += self.lanes[i].frames
-            sent += self.lanes[i].sent_bytes
-            acked += self.lanes[i].acked
-            connections += i != self.groups and self.lanes[i].fd >= 0
-            further += i > self.groups and self.lanes[i].linked
-        found = {
+        lanes = self.look()
+        return {
             "rows": self.rows,
-            "rows_acked": acked,
-            "frames": frames,
-            "bytes": sent,
+            "rows_acked": sum(lane.acked for lane in lanes),
+            "frames": sum(lane.frames for lane in lanes),
+            "bytes": sum(lane.sent_bytes for lane in lanes),
             "watermarks": self.watermarks,
             "watermark": None if self.watermark == INT64_MIN else self.watermark,
-            "connections": connections,
-            "further_lanes": further,
+            "connections": sum(lane.is_open for lane in lanes if lane.at != self.groups),
+            "further_lanes": sum(lane.linked for lane in lanes if lane.at > self.groups),
             "buffer_bytes": self.pool.allocated,
             "waited_s": self.waited_ns / 1e9,
         }
-        self.leave()
-        return found

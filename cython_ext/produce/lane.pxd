@@ -16,26 +16,11 @@ Who: every function here runs under the Sender's lock. Slot memory comes from a 
 that the next frame is filled in memory that is still in the cache. Nothing blocks; sockets are non-blocking.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
-cdef extern from "scatter.h" nogil:
-    ctypedef struct Cursor:
-        unsigned char *at
-        unsigned char *end
+from flexstream.cython_ext.produce.scatter cimport Cursor
 
 cdef enum:
-    HEADER_BYTES = 32
-    MAGIC = 0x5346
-    VERSION = 1
-    TYPE_DATA = 2
-    TYPE_WATERMARK = 3
-    TYPE_MARKER = 4
-    TYPE_ACK = 6
-    TYPE_EOS = 7
-    TYPE_ERROR = 8
-    TYPE_LANES = 10
-    FLAG_CRC = 1
-    CONTROL_GROUP = 0xFFFF
     SLOT_SPARE_BYTES = 128    # room behind a full frame for a watermark, a marker and an EOS
     INBOX_BYTES = 2080        # an ERROR frame's header and as much of its payload as we show
     REQUEST_BYTES = 65536     # LANES frames that nobody has looked at yet
@@ -48,17 +33,6 @@ cdef enum:
     PUMP_DONE = 0             # every complete frame is with the kernel
     PUMP_BLOCKED = 1          # the socket is full
     PUMP_AWAY = 2             # there is no connection
-
-ctypedef struct Header:       # the wire layout; packed by its own alignment
-    uint16_t magic
-    uint8_t version
-    uint8_t type
-    uint16_t flags
-    uint16_t group
-    uint32_t payload_bytes
-    uint32_t crc32c
-    uint64_t value
-    uint64_t sequence
 
 ctypedef struct Slot:
     unsigned char *bytes

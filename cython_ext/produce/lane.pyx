@@ -1,14 +1,17 @@
 """See lane.pxd."""
 
 from libc.errno cimport EAGAIN, EINTR, EPROTO, errno
-from libc.stdint cimport INT64_MIN
+from libc.stdint cimport INT64_MIN, uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove, memset
 
 from flexstream.cython_ext.includes.linux cimport (
     MADV_HUGEPAGE, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, close, iovec, madvise, msghdr, recv, sendmsg, shutdown,
 )
-from flexstream.cython_ext.wire.crc32c cimport crc32c_update
+from flexstream.cython_ext.wire.frame cimport (
+    CONTROL_GROUP, FLAG_CRC, FRAME_ACK, FRAME_DATA, FRAME_EOS, FRAME_ERROR, FRAME_LANES, FRAME_MAGIC, FRAME_VERSION,
+    HEADER_BYTES, Header, frame_crc, header_of,
+)
 
 cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void **memory, size_t alignment, size_t size) noexcept
@@ -85,20 +88,11 @@ cdef Slot *slot_with_room(Lane *lane, Pool *pool, const Shape *shape, uint32_t n
 cdef void write_header(unsigned char *at, Lane *lane, const Shape *shape, int kind, uint32_t payload_bytes,
                        uint64_t value, uint64_t sequence) noexcept nogil:
     """Assumes: the payload is in place behind `at` when CRCs are on."""
-    cdef Header header
-    header.magic = MAGIC
-    header.version = VERSION
-    header.type = <uint8_t> kind
-    header.flags = FLAG_CRC if shape.crc else 0
-    header.group = lane.group
-    header.payload_bytes = payload_bytes
-    header.crc32c = 0
-    header.value = value
-    header.sequence = sequence
-    memcpy(at, &header, HEADER_BYTES)
-    if header.flags & FLAG_CRC:
-        header.crc32c = crc32c_update(0, at, HEADER_BYTES + payload_bytes)
-        memcpy(at, &header, HEADER_BYTES)
+    cdef Header *header = <Header *> at
+    header[0] = header_of(<uint8_t> kind, lane.group, payload_bytes, value, sequence)
+    if shape.crc:
+        header.flags = FLAG_CRC
+        header.crc32c = frame_crc(at, HEADER_BYTES + payload_bytes)
 
 
 cdef bint lane_open_frame(Lane *lane, Cursor *cursor, Pool *pool, const Shape *shape, uint64_t now) noexcept nogil:
@@ -135,7 +129,7 @@ cdef void lane_close_frame(Lane *lane, Cursor *cursor, const Shape *shape) noexc
     rows = payload // shape.row_bytes
     if not lane_unsent(lane, shape):
         lane.unsent_ns = lane.filled_ns
-    write_header(header, lane, shape, TYPE_DATA, payload, rows, lane.next_row + <uint64_t> lane.base)
+    write_header(header, lane, shape, FRAME_DATA, payload, rows, lane.next_row + <uint64_t> lane.base)
     slot.length += HEADER_BYTES + payload
     lane.next_row += rows
     slot.end_row = lane.next_row
@@ -304,21 +298,20 @@ cdef bint keep_request(Lane *lane, uint32_t size) noexcept nogil:
 
 cdef uint32_t take_frame(Lane *lane) noexcept nogil:
     """Handles the frame at the front of the inbox and returns its size; 0: it is not whole yet."""
-    cdef Header header
+    cdef const Header *header = <const Header *> lane.inbox
     cdef uint32_t size
     cdef int64_t row
     if lane.inbox_bytes < HEADER_BYTES:
         return 0
-    memcpy(&header, lane.inbox, HEADER_BYTES)
-    if header.magic != MAGIC or header.version != VERSION or header.payload_bytes > INBOX_BYTES - HEADER_BYTES:
+    if header.magic != FRAME_MAGIC or header.version != FRAME_VERSION or header.payload_bytes > INBOX_BYTES - HEADER_BYTES:
         lane_break(lane, EPROTO)
         return 0
     size = HEADER_BYTES + header.payload_bytes
     if lane.inbox_bytes < size:
         return 0
-    if header.type == TYPE_ACK and lane.group == CONTROL_GROUP:
+    if header.type == FRAME_ACK and lane.group == CONTROL_GROUP:
         lane.acks += 1
-    elif header.type == TYPE_ACK:
+    elif header.type == FRAME_ACK:
         row = <int64_t> (header.sequence - <uint64_t> lane.base)
         if row > <int64_t> lane.next_row:
             lane_break(lane, EPROTO)
@@ -326,11 +319,11 @@ cdef uint32_t take_frame(Lane *lane) noexcept nogil:
         if row > <int64_t> lane.acked:
             lane.acked = <uint64_t> row
         lane.acks += 1
-    elif header.type == TYPE_LANES and lane.group == CONTROL_GROUP:
+    elif header.type == FRAME_LANES and lane.group == CONTROL_GROUP:
         if not keep_request(lane, size):
             lane_break(lane, EPROTO)          # the next connection says all of them anew
             return 0
-    elif header.type == TYPE_ERROR:
+    elif header.type == FRAME_ERROR:
         lane.error_value = <uint32_t> header.value if header.value else 1
         lane_break(lane, EPROTO)              # its payload stays at the front of the inbox
         return 0
@@ -373,16 +366,16 @@ cdef uint32_t resume_in_slot(Lane *lane, Slot *slot, const Shape *shape, uint64_
     while at < slot.length:
         memcpy(&header, slot.bytes + at, HEADER_BYTES)
         cut = 0
-        if header.type == TYPE_DATA:
+        if header.type == FRAME_DATA:
             first = header.sequence - <uint64_t> old_base
             if not found and first + header.value > want:
                 found = True
                 cut = <uint32_t> (want - first) if want > first else 0
                 resume = at + cut * shape.row_bytes
-            write_header(slot.bytes + at + cut * shape.row_bytes, lane, shape, TYPE_DATA,
+            write_header(slot.bytes + at + cut * shape.row_bytes, lane, shape, FRAME_DATA,
                          header.payload_bytes - cut * shape.row_bytes, header.value - cut,
                          first + cut + <uint64_t> lane.base)
-        elif not found and header.type == TYPE_EOS:
+        elif not found and header.type == FRAME_EOS:
             found = True
             resume = at
         at += HEADER_BYTES + header.payload_bytes

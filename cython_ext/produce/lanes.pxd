@@ -9,7 +9,8 @@ of `lock`, and lets a contender in after every block. Connecting, HELLO and erro
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from flexstream.cython_ext.includes.linux cimport pthread_mutex_t
-from flexstream.cython_ext.produce.lane cimport Cursor, Lane, Pool, Shape
+from flexstream.cython_ext.produce.lane cimport Lane, Pool, Shape
+from flexstream.cython_ext.produce.scatter cimport Cursor
 
 cdef enum:
     SERVE_WANTED = 1

@@ -11,10 +11,10 @@ from flexstream.cython_ext.includes.native cimport (
     fs_load_acquire, fs_load_relaxed, fs_now_ns, fs_realtime_ns, fs_store_relaxed, fs_store_release,
 )
 from flexstream.cython_ext.produce.lane cimport (
-    CONTROL_GROUP, HEADER_BYTES, LANE_BROKEN, LANE_ENDED, LANE_UNOPENED, SLOT_SPARE_BYTES, TYPE_EOS, TYPE_MARKER,
-    TYPE_WATERMARK, Slot, lane_append, lane_attach, lane_break, lane_close_frame, lane_drain, lane_pump, lane_recycle,
-    lane_shut, lane_unsent, pool_free,
+    LANE_BROKEN, LANE_ENDED, LANE_UNOPENED, SLOT_SPARE_BYTES, Slot, lane_append, lane_attach, lane_break,
+    lane_close_frame, lane_drain, lane_pump, lane_recycle, lane_shut, lane_unsent, pool_free,
 )
+from flexstream.cython_ext.wire.frame cimport CONTROL_GROUP, FRAME_EOS, FRAME_MARKER, FRAME_WATERMARK, HEADER_BYTES
 
 cdef extern from *:
     """
@@ -155,7 +155,7 @@ cdef class Lanes:
         cdef Lane *lane = &self.lanes[index]
         if self.watermark <= lane.watermark or lane.ending or now - lane.watermark_ns < self.linger_ns:
             return
-        if lane_append(lane, &self.pool, &self.shape, TYPE_WATERMARK, <uint64_t> self.watermark, NULL, 0):
+        if lane_append(lane, &self.pool, &self.shape, FRAME_WATERMARK, <uint64_t> self.watermark, NULL, 0):
             lane.watermark = self.watermark
             lane.watermark_ns = now
             self.watermarks += 1
@@ -164,7 +164,7 @@ cdef class Lanes:
         cdef Lane *lane = &self.lanes[self.groups]
         if self.watermark <= lane.watermark or lane.fd < 0 or lane.ending or now - lane.watermark_ns < self.linger_ns:
             return
-        if lane_append(lane, &self.pool, &self.shape, TYPE_WATERMARK, <uint64_t> self.watermark, self.bits,
+        if lane_append(lane, &self.pool, &self.shape, FRAME_WATERMARK, <uint64_t> self.watermark, self.bits,
                        (self.groups + 7) // 8):
             lane.watermark = self.watermark
             lane.watermark_ns = now
@@ -232,7 +232,7 @@ cdef class Lanes:
         self.mark(index, lane.watermark_ns + self.linger_ns)
         lane_pump(lane, &self.pool, &self.shape)
         lane_drain(lane, &self.pool, &self.shape)
-        if lane_append(lane, &self.pool, &self.shape, TYPE_EOS, 0, NULL, 0):
+        if lane_append(lane, &self.pool, &self.shape, FRAME_EOS, 0, NULL, 0):
             lane.ending = True
             lane_pump(lane, &self.pool, &self.shape)
         return lane.ending
@@ -296,7 +296,7 @@ cdef class Lanes:
                 if lane.fd < 0 or lane.ending or not self.carries_rows(g):
                     continue
                 lane_close_frame(lane, self.cursor_of(g), &self.shape)
-                count += lane_append(lane, &self.pool, &self.shape, TYPE_MARKER, now, NULL, 0)
+                count += lane_append(lane, &self.pool, &self.shape, FRAME_MARKER, now, NULL, 0)
                 lane_pump(lane, &self.pool, &self.shape)
             self.leave()
         return count
@@ -320,7 +320,7 @@ cdef class Lanes:
                 complete = self.end_lane(g) and complete
             lane = &self.lanes[self.groups]
             if complete and not lane.ending:
-                lane.ending = lane_append(lane, &self.pool, &self.shape, TYPE_EOS, 0, self.bits,
+                lane.ending = lane_append(lane, &self.pool, &self.shape, FRAME_EOS, 0, self.bits,
                                           (self.groups + 7) // 8)
                 lane_pump(lane, &self.pool, &self.shape)
                 complete = lane.ending

@@ -4,24 +4,14 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from flexstream.cython_ext.includes.linux cimport pollfd
 from flexstream.cython_ext.produce.further_lanes cimport FurtherLanes
-from flexstream.cython_ext.produce.lane cimport Cursor
-from flexstream.cython_ext.wire.murmur3 cimport KeySpec
-
-cdef extern from "scatter.h" nogil:
-    ctypedef struct Modulus:
-        pass
-    ctypedef void (*scatter_hash_fn)(const unsigned char *, size_t, size_t, uint32_t *) noexcept
-    ctypedef size_t (*scatter_fn)(Cursor *, const uint16_t *, const unsigned char *, size_t, size_t) noexcept
+from flexstream.cython_ext.produce.scatter cimport scatter_fn
+from flexstream.cython_ext.wire.murmur3 cimport Grouping
 
 cdef class Sender(FurtherLanes):
-    cdef KeySpec key
-    cdef bint key_is_long
-    cdef Modulus modulus
+    cdef Grouping grouping
     cdef scatter_fn scatter
-    cdef scatter_hash_fn hash_longs
     cdef size_t block_rows
     cdef uint32_t send_frames      # complete frames that a caller hands to the kernel at once
-    cdef uint32_t *hashes          # one block
     cdef uint16_t *ids             # one block
     cdef pollfd *polls             # as many as there can be lanes
     cdef uint32_t time_offset

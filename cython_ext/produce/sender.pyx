@@ -13,16 +13,8 @@ from flexstream.cython_ext.produce.lane cimport (
     lane_unsent_slots,
 )
 from flexstream.cython_ext.produce.lanes cimport MOST_LANES, SERVE_BROKEN, SERVE_WANTED
-from flexstream.cython_ext.wire.murmur3 cimport KEY_LONG, KeyHasher, key_hash
-
-cdef extern from "scatter.h" nogil:
-    Modulus scatter_modulus(uint32_t groups) noexcept
-    scatter_hash_fn scatter_hash_for() noexcept
-    void scatter_groups(const Modulus *m, const uint32_t *hashes, size_t n, uint16_t *ids) noexcept
-    int64_t scatter_max_time(const unsigned char *time, size_t stride, size_t n, int64_t most,
-                             int64_t latest) noexcept
-    scatter_fn scatter_for(size_t row_bytes) noexcept
-    size_t scatter_block_rows(size_t row_bytes) noexcept
+from flexstream.cython_ext.produce.scatter cimport scatter_block_rows, scatter_for, scatter_max_time
+from flexstream.cython_ext.wire.murmur3 cimport KeyHasher, groups_of, grouping_of
 
 cdef enum:
     SEND_DONE = 0
@@ -42,11 +34,8 @@ cdef class Sender(FurtherLanes):
                   max_disorder=0, send_frames=1, max_future_ns=None, unit_ns=1, **others):
         if key.spec.end > <uint32_t> row_bytes or time_offset + 8 > row_bytes:
             raise ValueError(f"key and time do not lie in a row of {row_bytes} bytes")
-        self.key = key.spec
-        self.key_is_long = key.spec.n == 1 and key.spec.fields[0].kind == KEY_LONG and key.spec.fields[0].size == 8
-        self.modulus = scatter_modulus(groups)
+        self.grouping = grouping_of(&key.spec, groups)
         self.scatter = scatter_for(row_bytes)
-        self.hash_longs = scatter_hash_for()
         self.block_rows = scatter_block_rows(row_bytes)
         self.time_offset = time_offset
         self.auto_watermark = auto_watermark
@@ -57,24 +46,16 @@ cdef class Sender(FurtherLanes):
         self.send_frames = send_frames
         self.call_time = INT64_MIN
         self.polls = <pollfd *> calloc(groups + 1 + MOST_LANES, sizeof(pollfd))
-        self.hashes = <uint32_t *> malloc(self.block_rows * sizeof(uint32_t))
         self.ids = <uint16_t *> malloc(self.block_rows * sizeof(uint16_t))
-        if self.polls == NULL or self.hashes == NULL or self.ids == NULL:
+        if self.polls == NULL or self.ids == NULL:
             raise MemoryError
 
     def __dealloc__(self):
         free(self.polls)
-        free(self.hashes)
         free(self.ids)
 
     cdef void partition(self, const unsigned char *rows, size_t n) noexcept nogil:
-        cdef size_t i
-        if self.key_is_long:
-            self.hash_longs(rows + self.key.fields[0].offset, self.shape.row_bytes, n, self.hashes)
-        else:
-            for i in range(n):
-                self.hashes[i] = key_hash(&self.key, rows + i * self.shape.row_bytes)
-        scatter_groups(&self.modulus, self.hashes, n, self.ids)
+        groups_of(&self.grouping, rows, self.shape.row_bytes, n, self.ids)
         self.call_time = scatter_max_time(rows + self.time_offset, self.shape.row_bytes, n, self.call_time, self.latest)
 
     cdef bint make_room(self, uint32_t group) noexcept nogil:

@@ -5,17 +5,9 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint16_t, uint32_t, uint
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
-from flexstream.cython_ext.produce.lane cimport Cursor
-from flexstream.cython_ext.produce.sender cimport Modulus, scatter_fn, scatter_hash_fn
+from flexstream.cython_ext.produce.scatter cimport Cursor, scatter_block_rows, scatter_fn, scatter_for
 from flexstream.cython_ext.wire.crc32c cimport crc32c_update
-from flexstream.cython_ext.wire.murmur3 cimport KEY_LONG, KeyHasher, KeySpec, key_hash
-
-cdef extern from "scatter.h" nogil:
-    Modulus scatter_modulus(uint32_t groups) noexcept
-    scatter_hash_fn scatter_hash_for() noexcept
-    void scatter_groups(const Modulus *m, const uint32_t *hashes, size_t n, uint16_t *ids) noexcept
-    scatter_fn scatter_for(size_t row_bytes) noexcept
-    size_t scatter_block_rows(size_t row_bytes) noexcept
+from flexstream.cython_ext.wire.murmur3 cimport Grouping, KeyHasher, grouping_of, groups_of
 
 cdef enum:
     NO_CHUNK = 0xFFFFFFFF
@@ -27,11 +19,8 @@ cdef class StageRows:
     A group takes one chunk after the other, so its rows keep their order. Assumes chunks >= groups.
     """
 
-    cdef KeySpec key
-    cdef bint key_is_long
-    cdef Modulus modulus
+    cdef Grouping grouping
     cdef scatter_fn scatter
-    cdef scatter_hash_fn hash_longs
     cdef uint32_t groups
     cdef uint32_t chunks
     cdef uint32_t used
@@ -42,18 +31,14 @@ cdef class StageRows:
     cdef Cursor *cursors
     cdef uint32_t *chunk_group       # group of each used chunk
     cdef uint32_t *chunk_of          # chunk that a group fills
-    cdef uint32_t *hashes
     cdef uint16_t *ids
     cdef readonly uint64_t rows
 
     def __cinit__(self, KeyHasher key not None, *, uint32_t groups, size_t row_bytes, size_t block_bytes,
                   size_t chunk_bytes):
         cdef size_t chunk_rows = chunk_bytes // row_bytes if chunk_bytes > row_bytes else 1
-        self.key = key.spec
-        self.key_is_long = key.spec.n == 1 and key.spec.fields[0].kind == KEY_LONG and key.spec.fields[0].size == 8
-        self.modulus = scatter_modulus(groups)
+        self.grouping = grouping_of(&key.spec, groups)
         self.scatter = scatter_for(row_bytes)
-        self.hash_longs = scatter_hash_for()
         self.block_rows = scatter_block_rows(row_bytes)
         self.groups = groups
         self.row_bytes = row_bytes
@@ -63,10 +48,9 @@ cdef class StageRows:
         self.cursors = <Cursor *> calloc(groups, sizeof(Cursor))
         self.chunk_group = <uint32_t *> calloc(self.chunks, sizeof(uint32_t))
         self.chunk_of = <uint32_t *> calloc(groups, sizeof(uint32_t))
-        self.hashes = <uint32_t *> malloc(self.block_rows * sizeof(uint32_t))
         self.ids = <uint16_t *> malloc(self.block_rows * sizeof(uint16_t))
         if (self.pool == NULL or self.cursors == NULL or self.chunk_group == NULL or self.chunk_of == NULL
-                or self.hashes == NULL or self.ids == NULL):
+                or self.ids == NULL):
             raise MemoryError("no memory for a block of staged rows")
         self.reset()
 
@@ -75,7 +59,6 @@ cdef class StageRows:
         free(self.cursors)
         free(self.chunk_group)
         free(self.chunk_of)
-        free(self.hashes)
         free(self.ids)
 
     def reset(self):
@@ -99,17 +82,12 @@ cdef class StageRows:
         return True
 
     cdef size_t scatter_rows(self, const unsigned char *rows, size_t n) noexcept nogil:
-        cdef size_t at = 0, block, done, i
+        cdef size_t at = 0, block, done
         cdef const unsigned char *row
         while at < n:
             block = self.block_rows if n - at > self.block_rows else n - at
             row = rows + at * self.row_bytes
-            if self.key_is_long:
-                self.hash_longs(row + self.key.fields[0].offset, self.row_bytes, block, self.hashes)
-            else:
-                for i in range(block):
-                    self.hashes[i] = key_hash(&self.key, row + i * self.row_bytes)
-            scatter_groups(&self.modulus, self.hashes, block, self.ids)
+            groups_of(&self.grouping, row, self.row_bytes, block, self.ids)
             done = 0
             while True:
                 done += self.scatter(self.cursors, self.ids + done, row + done * self.row_bytes, self.row_bytes,

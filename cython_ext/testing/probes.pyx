@@ -1,10 +1,10 @@
 """For tests only: rings, arenas, tables and output pools as Python objects, with the allocator's part called by hand."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memset
 
 from flexstream.cython_ext.includes.linux cimport EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, poll, read
-from flexstream.cython_ext.includes.native cimport fs_pause
+from flexstream.cython_ext.includes.native cimport FS_SPAN_LIMIT, FS_TIME_LIMIT, fs_pause
 from flexstream.cython_ext.memory.arena cimport (
     ARENA_FULL, ARENA_OK, ARENA_WAIT, Arena, ArenaStatus, arena_alloc, arena_destroy, arena_init, arena_release,
     arena_serve,
@@ -22,8 +22,21 @@ from flexstream.cython_ext.operators.queries cimport QueryState
 from flexstream.cython_ext.operators.table cimport (
     MAX_KEY_WORDS, ROWS_MASK, USED_BIT, Layout, Table, home_of, table_find, table_init, table_locate,
 )
+from flexstream.cython_ext.wire.frame cimport HEADER_BYTES, Header, frame_crc, header_of
 
+TIME_LIMIT = FS_TIME_LIMIT
+SPAN_LIMIT = FS_SPAN_LIMIT
 STATUS = {ARENA_OK: "ok", ARENA_WAIT: "wait", ARENA_FULL: "full"}
+
+
+def frame_header(int kind, int group, uint32_t payload_bytes, uint64_t value, uint64_t sequence):
+    """The bytes that native code writes as a header."""
+    cdef Header header = header_of(<uint8_t> kind, <uint16_t> group, payload_bytes, value, sequence)
+    return (<char *> &header)[:HEADER_BYTES]
+
+
+def crc_of_frame(const unsigned char[::1] frame not None):
+    return frame_crc(&frame[0], <size_t> frame.shape[0])
 
 
 cdef uint64_t wakes_of(int fd) noexcept:

@@ -10,37 +10,13 @@ decoder delivers nothing more; nothing outside [bytes, bytes + n) is read.
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
+from flexstream.cython_ext.wire.frame cimport (
+    FAULT_BAD_CRC, FAULT_BAD_LENGTH, FAULT_BAD_MAGIC, FAULT_BAD_ROW_COUNT, FAULT_BAD_TYPE, FAULT_BAD_VERSION,
+    FAULT_FENCED, FAULT_NO_SESSION, FAULT_NONE, FAULT_SEQUENCE_GAP, FAULT_SHUTTING_DOWN, FAULT_WRONG_GROUP, FLAG_CRC,
+    FRAME_BARRIER, FRAME_DATA, FRAME_EOS, FRAME_MAGIC, FRAME_MARKER, FRAME_VERSION, FRAME_WATERMARK, HEADER_BYTES, Fault,
+    Header, frame_crc,
+)
 from flexstream.cython_ext.wire.murmur3 cimport KeySpec
-
-cdef enum:
-    HEADER_BYTES = 32
-    FRAME_MAGIC = 0x5346
-    FRAME_VERSION = 1
-    FLAG_CRC = 1
-
-cdef enum FrameType:
-    FRAME_HELLO = 1
-    FRAME_DATA = 2
-    FRAME_WATERMARK = 3
-    FRAME_MARKER = 4
-    FRAME_BARRIER = 5
-    FRAME_ACK = 6
-    FRAME_EOS = 7
-    FRAME_ERROR = 8
-
-cdef enum Fault:                  # the numeric codes of ERROR frames (docs/protocol.md)
-    FAULT_NONE = 0
-    FAULT_MAGIC = 1
-    FAULT_VERSION = 2
-    FAULT_TYPE = 3
-    FAULT_LENGTH = 4
-    FAULT_CRC = 5
-    FAULT_GROUP = 6
-    FAULT_NO_SESSION = 10
-    FAULT_SEQUENCE = 12
-    FAULT_SHUTTING_DOWN = 16
-    FAULT_ROW_COUNT = 18
-    FAULT_FENCED = 19
 
 cdef enum Decoded:
     DECODE_NEED = 0               # nothing more in these bytes; the rest is carry

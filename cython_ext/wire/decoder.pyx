@@ -1,10 +1,8 @@
 """See decoder.pxd; the protocol is in docs/protocol.md."""
 
-from libc.stdint cimport uint32_t, uint64_t, uint8_t
+from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
-from flexstream.cython_ext.includes.native cimport fs_u16, fs_u32, fs_u64
-from flexstream.cython_ext.wire.crc32c cimport crc32c_update
 from flexstream.cython_ext.wire.murmur3 cimport KeyHasher, group_of_hash, key_hash
 
 
@@ -13,54 +11,40 @@ cdef inline Decoded fail(Decoder *decoder, Fault fault) noexcept nogil:
     return DECODE_FAULT
 
 
-cdef bint crc_is_right(const unsigned char *frame, uint64_t n) noexcept nogil:
-    """CRC32C over the header with the CRC field zero, and the payload."""
-    cdef unsigned char zero[4]
-    cdef uint32_t crc = 0
-    memset(zero, 0, 4)
-    crc = crc32c_update(crc, frame, 12)
-    crc = crc32c_update(crc, zero, 4)
-    crc = crc32c_update(crc, frame + 16, n - 16)
-    return crc == fs_u32(frame + 12)
-
-
-cdef Fault header_fault(const Decoder *decoder, const unsigned char *header) noexcept nogil:
+cdef Fault header_fault(const Decoder *decoder, const Header *header) noexcept nogil:
     """What is wrong with the header as it stands; its sequence is judged later."""
-    cdef uint8_t kind = header[3]
-    cdef uint32_t flags = fs_u16(header + 4)
-    cdef uint64_t payload = fs_u32(header + 8)
-    cdef uint64_t rows = fs_u64(header + 16)
+    cdef uint64_t payload = header.payload_bytes
+    cdef uint64_t rows = header.value
     cdef bint whole_rows = payload == rows * decoder.row_bytes and rows <= payload
     cdef Fault fault = FAULT_NONE
-    if fs_u16(header) != FRAME_MAGIC:
-        fault = FAULT_MAGIC
-    elif header[2] != FRAME_VERSION:
-        fault = FAULT_VERSION
-    elif fs_u16(header + 6) != decoder.group:
-        fault = FAULT_GROUP
-    elif decoder.ended or kind not in (FRAME_DATA, FRAME_WATERMARK, FRAME_MARKER, FRAME_BARRIER, FRAME_EOS):
-        fault = FAULT_TYPE
-    elif kind != FRAME_DATA:
+    if header.magic != FRAME_MAGIC:
+        fault = FAULT_BAD_MAGIC
+    elif header.version != FRAME_VERSION:
+        fault = FAULT_BAD_VERSION
+    elif header.group != decoder.group:
+        fault = FAULT_WRONG_GROUP
+    elif decoder.ended or header.type not in (FRAME_DATA, FRAME_WATERMARK, FRAME_MARKER, FRAME_BARRIER, FRAME_EOS):
+        fault = FAULT_BAD_TYPE
+    elif header.type != FRAME_DATA:
         if payload != 0:
-            fault = FAULT_LENGTH
+            fault = FAULT_BAD_LENGTH
     elif payload > (decoder.frame_bytes if decoder.crc else decoder.max_frame_bytes):
         if not decoder.crc or whole_rows:
-            return FAULT_LENGTH
-        fault = FAULT_LENGTH
+            return FAULT_BAD_LENGTH
+        fault = FAULT_BAD_LENGTH
     elif not whole_rows:
-        fault = FAULT_ROW_COUNT
-    if (flags & FLAG_CRC) != (FLAG_CRC if decoder.crc else 0) and fault == FAULT_NONE:
-        fault = FAULT_CRC
+        fault = FAULT_BAD_ROW_COUNT
+    if (header.flags & FLAG_CRC) != (FLAG_CRC if decoder.crc else 0) and fault == FAULT_NONE:
+        fault = FAULT_BAD_CRC
     # Whoever asked for CRCs expects damage: a header that cannot be right is worth another try, and its length is
     # not to be waited for.
-    return FAULT_CRC if fault != FAULT_NONE and decoder.crc else fault
+    return FAULT_BAD_CRC if fault != FAULT_NONE and decoder.crc else fault
 
 
-cdef Decoded begin_frame(Decoder *decoder, const unsigned char *header, uint64_t available) noexcept nogil:
+cdef Decoded begin_frame(Decoder *decoder, const Header *header, uint64_t available) noexcept nogil:
     """DECODE_ROWS: the frame may be read."""
-    cdef uint64_t payload = fs_u32(header + 8)
-    cdef uint64_t rows = fs_u64(header + 16)
-    cdef uint64_t sequence = fs_u64(header + 24)
+    cdef uint64_t payload = header.payload_bytes
+    cdef uint64_t rows = header.value
     cdef uint64_t known
     cdef Fault fault = header_fault(decoder, header)
     if fault != FAULT_NONE:
@@ -68,12 +52,12 @@ cdef Decoded begin_frame(Decoder *decoder, const unsigned char *header, uint64_t
     if decoder.crc:
         if available < HEADER_BYTES + payload:
             return DECODE_NEED
-        if not crc_is_right(header, HEADER_BYTES + payload):
-            return fail(decoder, FAULT_CRC)
-    if header[3] == FRAME_DATA:
-        if sequence > decoder.next_row:
-            return fail(decoder, FAULT_SEQUENCE)
-        known = decoder.next_row - sequence
+        if frame_crc(<const unsigned char *> header, HEADER_BYTES + payload) != header.crc32c:
+            return fail(decoder, FAULT_BAD_CRC)
+    if header.type == FRAME_DATA:
+        if header.sequence > decoder.next_row:
+            return fail(decoder, FAULT_SEQUENCE_GAP)
+        known = decoder.next_row - header.sequence
         decoder.skip_left = (rows if known > rows else known) * decoder.row_bytes
         decoder.frame_left = payload
         decoder.check_group = True
@@ -92,7 +76,7 @@ cdef Decoded take_rows(Decoder *decoder, const unsigned char *bytes_, uint64_t n
     if decoder.check_group:
         decoder.check_group = False
         if group_of_hash(key_hash(&decoder.key, bytes_ + at[0]), decoder.groups) != decoder.group:
-            return fail(decoder, FAULT_GROUP)
+            return fail(decoder, FAULT_WRONG_GROUP)
     skip = decoder.skip_left if decoder.skip_left < available else available
     decoder.skip_left -= skip
     decoder.frame_left -= available
@@ -105,8 +89,7 @@ cdef Decoded take_rows(Decoder *decoder, const unsigned char *bytes_, uint64_t n
 
 cdef Decoded decoder_next(Decoder *decoder, const unsigned char *bytes_, uint64_t n, uint64_t *at) noexcept nogil:
     """The next event at bytes_[at]; moves `at` past what it used."""
-    cdef const unsigned char *header
-    cdef uint8_t kind
+    cdef const Header *header
     cdef Decoded step
     if decoder.fault:
         return DECODE_FAULT
@@ -118,20 +101,19 @@ cdef Decoded decoder_next(Decoder *decoder, const unsigned char *bytes_, uint64_
             return step
         if n - at[0] < HEADER_BYTES:
             return DECODE_NEED
-        header = bytes_ + at[0]
+        header = <const Header *> (bytes_ + at[0])
         step = begin_frame(decoder, header, n - at[0])
         if step != DECODE_ROWS:
             return step
         at[0] += HEADER_BYTES
-        kind = header[3]
-        if kind == FRAME_DATA:
+        if header.type == FRAME_DATA:
             continue
-        decoder.value = fs_u64(header + 16)
-        if kind == FRAME_WATERMARK:
+        decoder.value = header.value
+        if header.type == FRAME_WATERMARK:
             return DECODE_WATERMARK
-        if kind == FRAME_MARKER:
+        if header.type == FRAME_MARKER:
             return DECODE_MARKER
-        if kind == FRAME_BARRIER:
+        if header.type == FRAME_BARRIER:
             return DECODE_BARRIER
         decoder.ended = True
         return DECODE_EOS

@@ -4,15 +4,32 @@ Everything here is a pure function of its arguments: no state, no allocation, no
 once, by KeyHasher.__cinit__, and read by any number of threads after that; it holds no pointer, so copy it
 by value and keep the copy as long as you like.
 
-Reference: org.apache.spark.unsafe.hash.Murmur3_x86_32 and catalyst's HashExpression (Spark 4).
+Reference: murmur3.h for the hash itself, catalyst's HashExpression (Spark 4) for what is hashed of a field.
 """
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+cdef extern from "murmur3.h" nogil:
+    enum:
+        MURMUR3_SEED
+    uint32_t hash_int "fs_murmur_int"(uint32_t value, uint32_t seed) noexcept
+    uint32_t hash_long "fs_murmur_long"(uint64_t value, uint32_t seed) noexcept
+    uint32_t hash_bytes "fs_murmur_bytes"(const unsigned char *data, uint32_t size, uint32_t seed) noexcept
+    uint32_t trimmed_size "fs_trimmed"(const unsigned char *data, uint32_t size) noexcept
+
+cdef extern from "scatter.h" nogil:       # the half that finds groups
+    enum:
+        SCATTER_MAX_BLOCK
+    ctypedef struct Modulus:
+        pass
+    ctypedef void (*scatter_hash_fn)(const unsigned char *, size_t, size_t, uint32_t *) noexcept
+    Modulus scatter_modulus(uint32_t groups) noexcept
+    scatter_hash_fn scatter_hash_for() noexcept
+    void scatter_groups(const Modulus *m, const uint32_t *hashes, size_t n, uint16_t *ids) noexcept
+
 cpdef enum:
     MAX_KEY_FIELDS = 16
-    MURMUR3_SEED = 42
 
 cdef enum:
     KEY_INT = 0          # i8 i16 i32 u8 u16 bool: extended to a 32-bit int
@@ -35,57 +52,11 @@ ctypedef struct KeySpec:
     uint32_t end         # one past the last byte that any field reads: a row must have this many
     KeyField fields[MAX_KEY_FIELDS]
 
-
-cdef inline uint32_t _rotl(uint32_t x, int r) noexcept nogil:
-    return (x << r) | (x >> (32 - r))
-
-
-cdef inline uint32_t _mix_k1(uint32_t k1) noexcept nogil:
-    return _rotl(k1 * <uint32_t> 0xCC9E2D51, 15) * <uint32_t> 0x1B873593
-
-
-cdef inline uint32_t _mix_h1(uint32_t h1, uint32_t k1) noexcept nogil:
-    return _rotl(h1 ^ k1, 13) * <uint32_t> 5 + <uint32_t> 0xE6546B64
-
-
-cdef inline uint32_t _fmix(uint32_t h1, uint32_t length) noexcept nogil:
-    h1 ^= length
-    h1 ^= h1 >> 16
-    h1 *= <uint32_t> 0x85EBCA6B
-    h1 ^= h1 >> 13
-    h1 *= <uint32_t> 0xC2B2AE35
-    h1 ^= h1 >> 16
-    return h1
-
-
-cdef inline uint32_t hash_int(uint32_t value, uint32_t seed) noexcept nogil:
-    return _fmix(_mix_h1(seed, _mix_k1(value)), 4)
-
-
-cdef inline uint32_t hash_long(uint64_t value, uint32_t seed) noexcept nogil:
-    cdef uint32_t h1 = _mix_h1(seed, _mix_k1(<uint32_t> value))
-    return _fmix(_mix_h1(h1, _mix_k1(<uint32_t> (value >> 32))), 8)
-
-
-cdef inline uint32_t hash_bytes(const unsigned char *data, uint32_t size, uint32_t seed) noexcept nogil:
-    """Not the textbook tail: Spark mixes each of the last size % 4 bytes as a sign-extended int."""
-    cdef uint32_t h1 = seed
-    cdef uint32_t word
-    cdef uint32_t i = 0
-    while i + 4 <= size:
-        memcpy(&word, data + i, 4)
-        h1 = _mix_h1(h1, _mix_k1(word))
-        i += 4
-    while i < size:
-        h1 = _mix_h1(h1, _mix_k1(<uint32_t> <int32_t> <int8_t> data[i]))
-        i += 1
-    return _fmix(h1, size)
-
-
-cdef inline uint32_t trimmed_size(const unsigned char *data, uint32_t size) noexcept nogil:
-    while size > 0 and data[size - 1] == 0:
-        size -= 1
-    return size
+ctypedef struct Grouping:  # a key and G: written once, by grouping_of
+    KeySpec key
+    bint key_is_long       # one 8-byte integer: hashed some rows at a time
+    scatter_hash_fn hash_longs
+    Modulus modulus
 
 
 cdef inline uint32_t _load_int(const KeyField *field, const unsigned char *at) noexcept nogil:
@@ -162,3 +133,8 @@ cdef inline uint16_t group_of_hash(uint32_t h, uint32_t groups) noexcept nogil:
 cdef class KeyHasher:
     # Immutable after __cinit__.
     cdef KeySpec spec
+
+
+cdef Grouping grouping_of(const KeySpec *key, uint32_t groups) noexcept nogil
+cdef void groups_of(const Grouping *grouping, const unsigned char *rows, size_t row_bytes, size_t n,
+                    uint16_t *ids) noexcept nogil

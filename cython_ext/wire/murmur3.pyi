@@ -3,6 +3,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+MAX_KEY_FIELDS: int
+SEED: int
+
 class KeyHasher:
     def __init__(self, stream: Any) -> None: ...
 

@@ -2,7 +2,7 @@
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 import numpy as np
 
@@ -42,38 +42,16 @@ cdef class KeyHasher:
         self.spec.n = len(key_fields)
 
 
-cdef enum:
-    HASH_RUN = 1024
-
-ctypedef struct Modulus:
-    # pmod without a division (Lemire, Kaser, Kurz 2019, "Faster remainder by direct computation").
-    uint32_t groups
-    uint32_t mask            # groups - 1 when a power of two, else 0
-    uint32_t bias            # 2**31 mod groups
-    uint64_t reciprocal      # ceil(2**64 / groups), wraps to 0 for groups == 1 (then mask is used)
-
-cdef extern from *:
-    """
-    static inline unsigned fs_fastmod(unsigned a, unsigned long long m, unsigned d) {
-        unsigned long long low = m * a;
-        return (unsigned)(((unsigned __int128)low * d) >> 64);
-    }
-    """
-    uint32_t fs_fastmod(uint32_t a, uint64_t m, uint32_t d) noexcept nogil
+SEED = MURMUR3_SEED
 
 
-cdef inline uint16_t _pmod(uint32_t h, const Modulus *m) noexcept nogil:
-    # h as a signed int is (h ^ 2**31) - 2**31, and both parts are non-negative.
-    cdef uint32_t r = fs_fastmod(h ^ (<uint32_t> 1 << 31), m.reciprocal, m.groups)
-    return <uint16_t> (r - m.bias if r >= m.bias else r + m.groups - m.bias)
-
-
-cdef void _hash_longs(const unsigned char *at, uint64_t n, uint64_t stride, uint32_t *out) noexcept nogil:
-    # The common case, one i64 key: no dispatch in the loop, so that the compiler vectorises it.
-    cdef uint64_t i, value
-    for i in range(n):
-        memcpy(&value, at + i * stride, 8)
-        out[i] = hash_long(value, MURMUR3_SEED)
+cdef Grouping grouping_of(const KeySpec *key, uint32_t groups) noexcept nogil:
+    cdef Grouping grouping
+    grouping.key = key[0]
+    grouping.key_is_long = key.n == 1 and key.fields[0].kind == KEY_LONG and key.fields[0].size == 8
+    grouping.hash_longs = scatter_hash_for()
+    grouping.modulus = scatter_modulus(groups)
+    return grouping
 
 
 cdef void _hash_keys(const KeySpec *spec, const unsigned char *row, uint64_t n, uint64_t stride,
@@ -83,35 +61,20 @@ cdef void _hash_keys(const KeySpec *spec, const unsigned char *row, uint64_t n, 
         out[i] = key_hash(spec, row + i * stride)
 
 
-cdef void _groups_of(const KeySpec *spec, const unsigned char *rows, uint64_t n, uint64_t stride,
-                     const Modulus *m, uint16_t *out) noexcept nogil:
-    # Hash a cache-sized run of rows, then take the remainders: two simple loops beat one mixed one.
-    cdef uint32_t run[HASH_RUN]
-    cdef uint64_t done = 0
-    cdef uint64_t i, size
-    cdef bint is_long = spec.n == 1 and spec.fields[0].kind == KEY_LONG and spec.fields[0].size == 8
+cdef void groups_of(const Grouping *grouping, const unsigned char *rows, size_t row_bytes, size_t n,
+                    uint16_t *ids) noexcept nogil:
+    """The group of each row. A run that the cache holds is hashed, then reduced: two simple loops beat a mixed one."""
+    cdef uint32_t run[SCATTER_MAX_BLOCK]
+    cdef size_t done = 0
+    cdef size_t size
     while done < n:
-        size = min(n - done, <uint64_t> HASH_RUN)
-        if is_long:
-            _hash_longs(rows + done * stride + spec.fields[0].offset, size, stride, run)
+        size = SCATTER_MAX_BLOCK if n - done > SCATTER_MAX_BLOCK else n - done
+        if grouping.key_is_long:
+            grouping.hash_longs(rows + done * row_bytes + grouping.key.fields[0].offset, row_bytes, size, run)
         else:
-            _hash_keys(spec, rows + done * stride, size, stride, run)
-        if m.mask or m.groups == 1:
-            for i in range(size):
-                out[done + i] = <uint16_t> (run[i] & m.mask)
-        else:
-            for i in range(size):
-                out[done + i] = _pmod(run[i], m)
+            _hash_keys(&grouping.key, rows + done * row_bytes, size, row_bytes, run)
+        scatter_groups(&grouping.modulus, run, size, ids + done)
         done += size
-
-
-cdef Modulus _modulus(uint32_t groups) noexcept:
-    cdef Modulus m
-    m.groups = groups
-    m.mask = groups - 1 if groups & (groups - 1) == 0 else 0
-    m.bias = (<uint32_t> 1 << 31) % groups
-    m.reciprocal = <uint64_t> 0xFFFFFFFFFFFFFFFF // groups + 1
-    return m
 
 
 cdef int _check(Py_ssize_t have, Py_ssize_t n, Py_ssize_t row_bytes, KeyHasher key) except -1:
@@ -129,7 +92,7 @@ def group_ids(rows, Py_ssize_t n, Py_ssize_t row_bytes, KeyHasher key_spec not N
     """
     if not 1 <= groups <= 65535:
         raise ValueError(f"groups must be 1 to 65535, not {groups}")
-    cdef Modulus m = _modulus(groups)
+    cdef Grouping grouping = grouping_of(&key_spec.spec, groups)
     cdef Py_buffer source, target
     PyObject_GetBuffer(rows, &source, PyBUF_SIMPLE)
     try:
@@ -139,8 +102,7 @@ def group_ids(rows, Py_ssize_t n, Py_ssize_t row_bytes, KeyHasher key_spec not N
             return out
         PyObject_GetBuffer(out, &target, PyBUF_WRITABLE)
         with nogil:
-            _groups_of(&key_spec.spec, <const unsigned char *> source.buf, n, row_bytes, &m,
-                       <uint16_t *> target.buf)
+            groups_of(&grouping, <const unsigned char *> source.buf, row_bytes, n, <uint16_t *> target.buf)
         PyBuffer_Release(&target)
         return out
     finally:

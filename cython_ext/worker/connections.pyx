@@ -1,16 +1,15 @@
 """See connections.pxd."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from flexstream.cython_ext.includes.linux cimport (
     EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, epoll_ctl, epoll_event, errno, send,
 )
 from flexstream.cython_ext.includes.native cimport fs_load_acquire, fs_store_relaxed
 from flexstream.cython_ext.memory.messages cimport CONNECTION_CLOSED, SOCKET
-from flexstream.cython_ext.wire.decoder cimport (
-    FAULT_FENCED, FAULT_NO_SESSION, FAULT_SHUTTING_DOWN, FRAME_ACK, FRAME_MAGIC, FRAME_VERSION, HEADER_BYTES,
-)
+from flexstream.cython_ext.wire.decoder cimport FAULT_FENCED, FAULT_NO_SESSION, FAULT_SHUTTING_DOWN
+from flexstream.cython_ext.wire.frame cimport FRAME_ACK, HEADER_BYTES, Header, header_of
 from flexstream.cython_ext.worker.moving cimport ring_room, tell, waits_for_order, wake
 from flexstream.cython_ext.worker.shared cimport Move
 from flexstream.cython_ext.worker.work_item cimport report
@@ -22,17 +21,9 @@ from flexstream.cython_ext.worker.worker cimport SESSION_NONE, StreamState
 
 cdef void send_ack(Connection *connection) noexcept nogil:
     """Tell the producer what it may forget. A full socket loses nothing: the next ACK says more."""
-    cdef unsigned char frame[HEADER_BYTES]
     cdef uint64_t next_row = connection.decoder.next_row
-    memset(frame, 0, HEADER_BYTES)
-    frame[0] = FRAME_MAGIC & 0xFF
-    frame[1] = FRAME_MAGIC >> 8
-    frame[2] = FRAME_VERSION
-    frame[3] = FRAME_ACK
-    frame[6] = connection.group & 0xFF
-    frame[7] = connection.group >> 8
-    memcpy(frame + 24, &next_row, 8)
-    if send(connection.fd, frame, HEADER_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL) == HEADER_BYTES:
+    cdef Header ack = header_of(FRAME_ACK, <uint16_t> connection.group, 0, 0, next_row)
+    if send(connection.fd, &ack, HEADER_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL) == HEADER_BYTES:
         connection.acked_row = next_row
         connection.unacked_bytes = 0
 

@@ -1,5 +1,7 @@
 """A stream's state on one worker, as an object that owns its memory."""
 
+from libc.stdint cimport int64_t
+
 from flexstream.cython_ext.worker.sketch cimport KeySketch
 from flexstream.cython_ext.worker.worker cimport StreamState
 
@@ -9,6 +11,8 @@ cdef class StreamHandle:
     cdef readonly object stream
     cdef readonly int index
     cdef readonly KeySketch keys
+
+    cdef (int64_t, int64_t) session_span(self, int slot)
 
 
 cdef void *zeroed(size_t n) except NULL

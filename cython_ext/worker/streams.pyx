@@ -185,29 +185,29 @@ cdef class StreamHandle:
         return sum(1 for g in range(self.state.groups) if fs_load_relaxed(&self.state.owned[g])
                    and <int64_t> fs_load_relaxed(<uint64_t *> &self.state.watermark[g]) == INT64_MIN)
 
-    def session_watermark(self, int slot):
-        """The least watermark of the session over this worker's groups; None: it has sent none yet."""
+    cdef (int64_t, int64_t) session_span(self, int slot):
+        """The least watermark of the session over this worker's groups, and the largest but for an end."""
         cdef uint32_t g
         cdef int64_t least = INT64_MAX
-        cdef int64_t watermark
-        for g in range(self.state.groups):
-            if fs_load_relaxed(&self.state.owned[g]):
-                watermark = <int64_t> fs_load_relaxed(
-                    <uint64_t *> &self.state.session_watermark[<size_t> g * self.state.max_sessions + slot])
-                least = min(least, watermark)
-        return None if least == INT64_MIN else least
-
-    def session_reached(self, int slot):
-        """The largest watermark that the session has sent in one of this worker's groups; None: none yet."""
-        cdef uint32_t g
         cdef int64_t most = INT64_MIN
         cdef int64_t watermark
         for g in range(self.state.groups):
             if fs_load_relaxed(&self.state.owned[g]):
                 watermark = <int64_t> fs_load_relaxed(
                     <uint64_t *> &self.state.session_watermark[<size_t> g * self.state.max_sessions + slot])
+                least = min(least, watermark)
                 if watermark != INT64_MAX:
                     most = max(most, watermark)
+        return least, most
+
+    def session_watermark(self, int slot):
+        """The least watermark of the session over this worker's groups; None: it has sent none yet."""
+        least, _ = self.session_span(slot)
+        return None if least == INT64_MIN else least
+
+    def session_reached(self, int slot):
+        """The largest watermark that the session has sent in one of this worker's groups; None: none yet."""
+        _, most = self.session_span(slot)
         return None if most == INT64_MIN else most
 
     def seen_ns(self, int slot):

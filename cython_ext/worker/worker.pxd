@@ -1,15 +1,17 @@
 """A worker: the native thread pinned to a core that owns groups, their connections and their state.
 
 Threads and who writes what
-- the worker's thread writes everything in WorkerState but what is named below, and everything in the StreamStates,
-  Connections, Operators and Inputs that were handed to it, from the order that brought them until the report that gives
-  them back (CONNECTION_CLOSED, QUERY_GONE);
-- Python threads post orders (`mailbox.tail`, `feeds.tail`) under the owner's lock, so each ring has one producer at a
-  time; one thread, the collector, reads the out ring (`out.head`) and says when it goes to sleep (`reader_sleeping`,
-  which the worker clears when it wakes it); `stop_wanted` and `sample_wanted` are raised by whoever stops the worker or
-  wants a sample; counters are read at any time, relaxed;
-- `sleeping` is set by the worker before it blocks in epoll_wait, with a full fence, and read by whoever posts:
-  a post wakes the worker by eventfd only if it sleeps. `reader_sleeping` is the same the other way;
+- the worker's thread writes everything in the StreamStates, Connections, Operators and Inputs that were handed to it,
+  from the order that brought them until the report that gives them back (CONNECTION_CLOSED, QUERY_GONE), but for what
+  Python sets in these (graph.pxd); and everything in WorkerState but for these:
+- Python threads post orders and fed rows under the owner's lock, so that `mailbox.tail` and `feeds.tail` have one writer
+  at a time; set `stop_wanted`; raise `sample_wanted`, from one thread (the balancer's); and read counters at any time,
+  relaxed;
+- the collector alone reads the out ring: it writes `out.head`, and `reader_sleeping` before it sleeps. While one of its
+  callbacks waits for workers, a thread that it has started does so instead of it;
+- `sleeping` is set by the worker before it blocks in epoll_wait, with a full fence, and read by whoever posts: a post
+  wakes the worker by eventfd only if it sleeps. `reader_sleeping` is the same the other way: the worker clears it when
+  it wakes the reader, and sets it once, when it ends, so that its last report is not slept through;
 - what several workers read and write is in shared.pxd; what they send each other is in moving.pyx.
 
 The loop: mailbox -> rings of other workers -> receive into the hot block -> decode -> kernels -> fire windows ->

@@ -355,7 +355,9 @@ cdef void *worker_main(void *argument) noexcept nogil:
     say_goodbye(worker)
     fs_store_relaxed(&worker.counters.cpu_ns, fs_thread_cpu_ns())
     fs_store_release(&worker.ended, 1)
+    # The last report says that there are no more: a PONG that no PING asked for, as tags begin at 1. Without it a reader
+    # that waits for the end would sleep on, so it is woken whether it sleeps or not. If the ring is full it is awake.
     fs_store_relaxed(&worker.mail.reader_sleeping, 1)
-    report(worker, PONG, 0, 0, NULL, 0, 0)      # nobody asked: it says that the thread has ended
+    report(worker, PONG, 0, 0, NULL, 0, 0)
     wake_reader(worker)
     return NULL

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from flexstream.addresses import host_of
 from flexstream.wire.frames import ErrorCode, bitmap
 
 log = logging.getLogger("flexstream.sessions")
@@ -159,11 +160,11 @@ class StreamSessions:
 
     def _check_share(self, peer: str) -> None:
         """A quarter of the sessions, if they are many, is kept from any one address. Raises SessionRefused."""
-        address, colon, _ = peer.rpartition(":")
-        if not colon:
+        address = host_of(peer)
+        if not address:
             return  # not of the network
         most = self._max - self._max // 16 * 4
-        theirs = sum(s.state != "ended" and s.peer.rpartition(":")[0] == address for s in self._by_slot.values())
+        theirs = sum(s.state != "ended" and host_of(s.peer) == address for s in self._by_slot.values())
         if theirs >= most:
             raise SessionRefused(
                 ErrorCode.TOO_MANY_SESSIONS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from flexstream.addresses import join_address
+from flexstream.addresses import join_address, split_address
 from flexstream.errors import ConfigError, ConnectError, FlexStreamError, ProtocolError
 
 _ANY_HOSTS = {"0.0.0.0", "::", ""}
@@ -28,14 +28,17 @@ class Address:
         for scheme, is_direct in (("tcp://", True), ("http://", False)):
             if rest.startswith(scheme):
                 rest, direct = rest[len(scheme) :].rstrip("/"), is_direct
-        host, colon, port = rest.rpartition(":")
-        if not colon or not port.isdigit() or not 0 < int(port) < 65536 or "/" in rest:
+        try:
+            host, port = split_address(f"127.0.0.1{rest}" if rest.startswith(":") else rest)
+        except ValueError:
+            host, port = "", 0
+        if not port or "/" in rest:
             raise ConfigError(
                 f"{text!r} is not an address",
                 code="bad_address",
                 hint="give host:port of the control port (7401), or tcp://host:port of the data port (7400)",
             )
-        return cls(host.strip("[]") or "127.0.0.1", int(port), direct)
+        return cls(host, port, direct)
 
     def __str__(self) -> str:
         return ("tcp://" if self.direct else "") + join_address(self.host, self.port)

@@ -25,6 +25,7 @@ from flexstream.client.lane_requests import LaneKeeper
 from flexstream.client.steering import Ports
 from flexstream.cython_ext.produce import lanes
 from flexstream.cython_ext.produce.further_lanes import MOST
+from flexstream.cython_ext.produce.lane_facts import LaneFault
 from flexstream.cython_ext.produce.sender import Sender
 from flexstream.errors import ConnectError, FlexStreamError, ProtocolError
 from flexstream.rows.stream import Stream
@@ -199,13 +200,13 @@ class Session:
     def _repair(self) -> None:
         """Connect what needs connecting. One attempt; a failure sets the time of the next."""
         faults = self.sender.faults()
-        for _, _, value, payload in faults:
-            if value:
-                error = refusal(value, payload)
+        for fault in faults:
+            if fault.value:
+                error = refusal(fault.value, fault.payload)
                 if not retryable(error):
                     self._fail(error)
                     return
-        broken = [group for group, *_ in faults]
+        broken = [fault.lane for fault in faults]
         if broken and self._down_since is None:
             now = time.monotonic()
             if now >= self._steady_at:
@@ -418,11 +419,12 @@ def _is_refusal(error: Exception) -> bool:
     )  # fmt: skip
 
 
-def _describe(fault: tuple[int, int, int, bytes]) -> BaseException:
-    _, code, value, payload = fault
-    if value:
-        return refusal(value, payload)
-    return OSError(code, os.strerror(code)) if code else ConnectionResetError("the server closed the connection")
+def _describe(fault: LaneFault) -> BaseException:
+    if fault.value:
+        return refusal(fault.value, fault.payload)
+    if fault.errno:
+        return OSError(fault.errno, os.strerror(fault.errno))
+    return ConnectionResetError("the server closed the connection")
 
 
 def _future_ns(document: dict[str, Any]) -> int | None:

@@ -30,7 +30,7 @@ from flexstream.compile.codegen import ENTRY_POINT
 
 log = logging.getLogger("flexstream.compiler")
 
-HEADERS = ("flexstream_abi.h", "folds.h")
+HEADERS = ("flexstream_abi.h", "folds.h", "murmur3.h")
 INCLUDES = Path(__file__).resolve().parent.parent / "cython_ext" / "includes"
 # No contraction: a*b+c in one rounding would differ from the generic variant.
 FLAGS = (

@@ -71,7 +71,7 @@ class Access:
     def _check_host(self, request: web.Request) -> None:
         """Without a token only this machine may ask, by a local name: no web page can rebind its own."""
         try:
-            host, _ = split_address(request.headers["Host"])
+            host, _ = split_address(request.headers["Host"], 0)
         except ValueError:
             host = ""
         if not is_loopback(host):

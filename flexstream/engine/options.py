@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from flexstream.addresses import is_loopback
+from flexstream.addresses import is_loopback, split_address
 from flexstream.errors import EngineError
 from flexstream.nic.probe import Spec
 
@@ -49,10 +49,12 @@ def balances(balance: str | None, workers: int) -> bool:
 
 
 def data_address(listen: str, token: str | None) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    if not port.isdecimal() or not host or int(port) > 65535:
-        raise EngineError(f"listen={listen!r} must be host:port", code="bad_address", hint="127.0.0.1:7400")
+    try:
+        host, port = split_address(listen)
+    except ValueError:
+        raise EngineError(
+            f"listen={listen!r} must be host:port", code="bad_address", hint="127.0.0.1:7400, or [::1]:7400"
+        ) from None
     if host == "localhost":
         host = "127.0.0.1"
     if not is_loopback(host) and not token:
@@ -61,7 +63,7 @@ def data_address(listen: str, token: str | None) -> tuple[str, int]:
             code="needs_token",
             hint="give token=, or listen on 127.0.0.1",
         )
-    return host, int(port)
+    return host, port
 
 
 def check_sizes(groups: int, frame_bytes: int, max_sessions: int, nic: str, compile: str, state_bytes: int) -> None:

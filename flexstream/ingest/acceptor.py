@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from flexstream.addresses import host_of, join_address
 from flexstream.catalog.entries import StreamPort
 from flexstream.catalog.sessions import Session, SessionRefused
 from flexstream.cython_ext.worker.reports import ConnectionClosed
@@ -33,7 +34,6 @@ from flexstream.wire.frames import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
     STAGE_GROUP,
-    VERSION,
     ErrorCode,
     FrameType,
     Header,
@@ -302,18 +302,16 @@ class Acceptor:
         row_bytes = port.stream.schema.row_bytes
         placement = self.host.placement()
         owner, came_as = placement[header.group], header.group
-        document: dict[str, Any] = {"version": VERSION, "peer": list(peer)}
         if lane := hello.lane(said):
             session = port.sessions.lane(session, header.group, lane)
             came_as = self.host.lanes.arrives_as(header.group, lane)
-            document["lane"] = lane
         local = sock.getsockname()[:2]
         make_room(sock, room_for_one(self.host.groups, len(self._session_of)))
         fd = sock.fileno()
         nic = self.host.nic
-        home = session.peer.rpartition(":")[0] or None
+        home = host_of(session.peer) or None
         aligned, stale = nic.arrived(fd, Arrival(peer, local, came_as, placement[came_as], listener, promise, home))
-        document |= {"local": list(local), "aligned": aligned}
+        document = hello.addressed(sock, peer) | ({"lane": lane} if lane else {}) | {"aligned": aligned}
         if stale:  # it steered by an old key: give it the present one
             document["nic"] = self.host.nic.describe()
         rows = max(1, self.host.frame_bytes // row_bytes)
@@ -377,7 +375,7 @@ class Acceptor:
     async def _refuse(self, sock: socket.socket, refused: Refused, group: int, peer: tuple[str, int]) -> None:
         self._no_longer_pending()
         self._count(refused.code.code)
-        fields = {"why": refused.code.code, "message": refused.message, "peer": f"{peer[0]}:{peer[1]}"}
+        fields = {"why": refused.code.code, "message": refused.message, "peer": join_address(*peer)}
         log.warning("connection_refused", extra={"fields": fields})
         wait_s = self._slowing.failed(peer[0]) if refused.code is ErrorCode.BAD_TOKEN else 0.0
         await self._say_goodbye(sock, refused, group, wait_s)
@@ -448,7 +446,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise EngineError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            f"cannot listen on {join_address(host, port)}: {error.strerror or error}",
             code="cannot_listen",
             hint="choose another port, or stop the process that uses it (`flexstream doctor`)",
         ) from error

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from flexstream import durations
+from flexstream.addresses import join_address
 from flexstream.catalog.entries import StreamPort
 from flexstream.catalog.sessions import Session
 from flexstream.ingest import hello
@@ -24,14 +25,12 @@ from flexstream.wire.frames import (
     CONTROL_GROUP,
     HEADER_BYTES,
     MAX_FRAME_BYTES,
-    VERSION,
     ErrorCode,
     FrameType,
     Header,
     WireError,
     check_crc,
     frame,
-    json_frame,
     lanes_frame,
     signed,
 )
@@ -69,7 +68,7 @@ class ControlPort:
     async def serve(self, sock: socket.socket, peer: Address, port: StreamPort, said: dict[str, Any]) -> None:
         most, lanes_open = hello.lanes(said)
         session = port.sessions.register(
-            said["producer"], said.get("epoch", 0), f"{peer[0]}:{peer[1]}", control=sock, lanes_open=lanes_open
+            said["producer"], said.get("epoch", 0), join_address(*peer), control=sock, lanes_open=lanes_open
         )
         loop = asyncio.get_running_loop()
         try:
@@ -91,13 +90,7 @@ class ControlPort:
 
     def _ack(self, sock: socket.socket, peer: Address, port: StreamPort, session: Session) -> bytes:
         stream = port.stream
-        document = {
-            "version": VERSION,
-            "peer": list(peer),
-            "local": list(sock.getsockname()[:2]),
-            "stream": stream.to_dict(),
-            "schema": stream.schema.hash,
-            "groups": self._host.groups,
+        more = {
             "placement": self._host.placement(),
             "nic": self._host.nic.describe(),
             "frame_bytes": self._host.frame_bytes,
@@ -107,7 +100,7 @@ class ControlPort:
             "lanes": {str(g): list(lanes.items()) for g, lanes in self._host.lanes.all_wanted().items()},
         }
         rows = max(1, self._host.frame_bytes // stream.schema.row_bytes)
-        return json_frame(FrameType.ACK, CONTROL_GROUP, document, value=rows)
+        return hello.welcome(sock, peer, CONTROL_GROUP, stream, self._host.groups, more, value=rows)
 
     async def end(self, sock: socket.socket, port: StreamPort, session: Session, opened: bytes) -> None:
         """Answer with an ACK when every worker has worked off all of the session. Raises Refused: it was cut short."""

@@ -16,7 +16,16 @@ from flexstream.ingest.lane_book import LaneBook
 from flexstream.ingest.nic_service import NicService
 from flexstream.nic.rss.ports import Promise
 from flexstream.rows.stream import Stream
-from flexstream.wire.frames import CONTROL_GROUP, MAX_HELLO_BYTES, STAGE_GROUP, VERSION, ErrorCode, FrameType, Header
+from flexstream.wire.frames import (
+    CONTROL_GROUP,
+    MAX_HELLO_BYTES,
+    STAGE_GROUP,
+    VERSION,
+    ErrorCode,
+    FrameType,
+    Header,
+    json_frame,
+)
 
 DEFAULT_ACK_BYTES = 128 * 1024
 MAX_ACK_BYTES = 1 << 40
@@ -88,6 +97,20 @@ def parse(payload: bytes) -> dict[str, Any]:
     if not isinstance(hello, dict):
         raise Refused(ErrorCode.BAD_HELLO, "the payload of HELLO is not a JSON object")
     return hello
+
+
+def addressed(sock: socket.socket, peer: tuple[str, int]) -> dict[str, Any]:
+    """What every ACK to a HELLO begins with."""
+    return {"version": VERSION, "peer": list(peer), "local": list(sock.getsockname()[:2])}
+
+
+def welcome(
+    sock: socket.socket, peer: tuple[str, int], group: int, stream: Stream, groups: int, more: dict[str, Any],
+    value: int = 0,
+) -> bytes:  # fmt: skip
+    """The ACK to the HELLO of a control or a staging connection: what the stream is, and what else there is to know."""
+    known = {"stream": stream.to_dict(), "schema": stream.schema.hash, "groups": groups}
+    return json_frame(FrameType.ACK, group, {**addressed(sock, peer), **known, **more}, value=value)
 
 
 def check(header: Header, hello: dict[str, Any], host: Host, token: str | None) -> tuple[StreamPort, Session | None]:

@@ -18,6 +18,7 @@ from flexstream.rows.missing import DROP, Column, Given, choose, given_numpy, gi
 from flexstream.rows.schema import Field, Schema, near_names
 
 Rows = np.ndarray[Any, np.dtype[Any]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 _UNIT_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -180,19 +181,22 @@ def _to_number(field: Field, column: Column) -> Column:
     return cast
 
 
-def _changed(column: Column, cast: Column) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _changed(column: Column, cast: Column) -> Bools:
+    changed: Bools
     if column.dtype.kind == "f" and cast.dtype.kind == "f":
-        return (cast != column) & ~np.isnan(column)
-    if column.dtype.kind == "f":  # float -> integer: undefined outside the range, so look at the range first
+        changed = (cast != column) & ~np.isnan(column)
+    elif column.dtype.kind == "f":  # float -> integer: undefined outside the range, so look at the range first
         info = np.iinfo(cast.dtype)
-        return ~(
+        changed = ~(
             (column >= float(info.min)) & (column < float(info.max) + 1.0) & (np.trunc(column) == column)
         )
-    if cast.dtype.kind == "f":  # integer -> float: 2**63 as a float does not fit back
+    elif cast.dtype.kind == "f":  # integer -> float: 2**63 as a float does not fit back
         limit = float(np.iinfo(column.dtype).max) + 1.0
         fits = cast.astype(np.float64) < limit
-        return ~fits | (np.where(fits, cast, 0).astype(column.dtype) != column)
-    return (cast.astype(column.dtype) != column) | ((cast < 0) != (column < 0))
+        changed = ~fits | (np.where(fits, cast, 0).astype(column.dtype) != column)
+    else:
+        changed = (cast.astype(column.dtype) != column) | ((cast < 0) != (column < 0))
+    return changed
 
 
 def _to_units(field: Field, column: Column) -> Column:

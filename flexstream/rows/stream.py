@@ -186,9 +186,10 @@ class Stream:
                 f"groups must be a number from 1 to {MAX_GROUPS}, not {groups!r}", code="bad_groups"
             )
         packed = self.schema.pack(rows)
-        return missing_build.load("wire.murmur3").group_ids(
+        ids: np.ndarray[Any, np.dtype[np.uint16]] = missing_build.load("wire.murmur3").group_ids(
             packed.view(np.uint8), len(packed), self.schema.row_bytes, self.key_hasher, int(groups)
         )
+        return ids
 
     def query(self, name: str) -> Query:
         """Begin a query over this stream."""

@@ -20,9 +20,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from flexstream.addresses import join_address
 from flexstream.cython_ext.wire.crc32c import crc32c
 from flexstream.errors import StageError
 from flexstream.ingest import hello
+from flexstream.rows.stream import TIME_LIMIT
 from flexstream.staging.room import ROOM_WAIT_S
 from flexstream.staging.stages import Stage, Stages
 from flexstream.state.stage.direct_io import Bytes, SparePages, page_memory
@@ -32,7 +34,6 @@ from flexstream.wire.frames import (
     MAX_HELLO_BYTES,
     MAX_STAGE_FRAME_BYTES,
     STAGE_GROUP,
-    VERSION,
     ErrorCode,
     FrameType,
     Header,
@@ -130,13 +131,14 @@ class StagePort:
                     "run fewer executors",
                 )
             mine = _adopted(sock)
-            about = {"producer": str(said["producer"]), "peer": f"{peer[0]}:{peer[1]}"}
+            about = {"producer": str(said["producer"]), "peer": join_address(*peer)}
             port = self._catalog.port_of(stream.name)
             connection = _Connection(
                 mine, stream, self._catalog.groups, self._stages, self._memory, self._lock, about,
-                port.latest_time if port is not None else lambda: stage_block.TIME_LIMIT,
+                port.latest_time if port is not None else lambda: TIME_LIMIT,
             )  # fmt: skip
-            welcome = self._welcome(mine, peer, stream)
+            more = {"block_bytes": BLOCK_BYTES, "max_frame_bytes": MAX_STAGE_FRAME_BYTES}
+            welcome = hello.welcome(mine, peer, STAGE_GROUP, stream, self._catalog.groups, more)
             thread = threading.Thread(target=self._serve, args=(connection, welcome), name="fs-stage", daemon=True)
             self._open[connection] = thread
             thread.start()
@@ -178,19 +180,6 @@ class StagePort:
             connection.end()
             with self._lock:
                 self._open.pop(connection, None)
-
-    def _welcome(self, sock: socket.socket, peer: tuple[str, int], stream: Stream) -> bytes:
-        document = {
-            "version": VERSION,
-            "peer": list(peer),
-            "local": list(sock.getsockname()[:2]),
-            "stream": stream.to_dict(),
-            "schema": stream.schema.hash,
-            "groups": self._catalog.groups,
-            "block_bytes": BLOCK_BYTES,
-            "max_frame_bytes": MAX_STAGE_FRAME_BYTES,
-        }
-        return json_frame(FrameType.ACK, STAGE_GROUP, document)
 
 
 def _adopted(sock: socket.socket) -> socket.socket:

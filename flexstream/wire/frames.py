@@ -1,6 +1,7 @@
 """Wire protocol v1: the 32-byte header, frame types and error codes. The words are in docs/protocol.md.
 
-No I/O and no native code is needed here: the daemon, the producers and the tests share these names.
+No I/O and no native code is needed here: the daemon, the producers and the tests share these names. Native code has the
+same in cython_ext/includes/frame.h; a test compares them byte for byte.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ FRAME_BYTES: Final = 32 * 1024  # what a receive block holds; the ACK to HELLO t
 MAX_FRAME_BYTES: Final = 1 << 20  # payloads above this close the connection with bad_length
 MAX_STAGE_FRAME_BYTES: Final = 16 << 20  # the same on a staging connection
 MAX_HELLO_BYTES: Final = 4096
-DATA_PORT: Final = 7400
-CONTROL_PORT: Final = 7401
 
 assert HEADER.size == HEADER_BYTES
 

@@ -17,6 +17,7 @@ import numpy as np
 from flexstream.cython_ext.produce import stage_rows
 from flexstream.cython_ext.produce.stage_rows import StageRows
 from flexstream.cython_ext.wire.crc32c import crc32c
+from flexstream.rows.stream import TIME_LIMIT
 from flexstream.wire.frames import (
     MAX_STAGE_FRAME_BYTES,
     STAGE_GROUP,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 10, 32 << 10
-TIME_LIMIT = 1 << 62  # as in native.h: event times beyond it are rejected
 
 
 @dataclass(frozen=True, slots=True)

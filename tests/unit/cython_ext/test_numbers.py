@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from flexstream.cython_ext.expressions import program
 from flexstream.cython_ext.operators import compiled_variant, table
 from flexstream.cython_ext.wire import murmur3
@@ -18,7 +20,7 @@ from flexstream.rows.stream import MAX_KEY_FIELDS
 
 def test_what_python_says_without_native_code_is_what_native_code_says() -> None:
     assert murmur3.MAX_KEY_FIELDS == MAX_KEY_FIELDS
-    assert murmur3.MURMUR3_SEED == HASH_SEED
+    assert murmur3.SEED == HASH_SEED
 
 
 def test_generated_code_and_the_engine_have_the_same_limits() -> None:
@@ -44,3 +46,12 @@ def test_no_number_of_native_code_is_written_again_in_the_compiler(project: Path
         if name in exported
     }
     assert not again
+
+
+@pytest.mark.parametrize(
+    ("number", "home"),
+    [("0xcc9e2d51", "murmur3.h"), ("0xc2b2ae35", "murmur3.h"), ("uint64_max / groups", "scatter.h")],
+)
+def test_a_hash_and_a_fast_remainder_are_written_once(project: Path, number: str, home: str) -> None:
+    sources = [path for path in (project / "cython_ext").rglob("*.*") if path.suffix in (".pyx", ".pxd", ".h")]
+    assert [path.name for path in sources if number in path.read_text().lower()] == [home]

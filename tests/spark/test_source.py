@@ -149,7 +149,7 @@ def test_a_query_that_is_not_there_is_named(spark: Any, daemon: Daemon) -> None:
 def test_a_schema_that_is_not_the_results_is_refused_by_column(spark: Any, daemon: Daemon) -> None:
     for schema, message in (
         ("window_start timestamp, clicks bigint", "have no column 'clicks'"),
-        ("window_start timestamp, n string", "column 'n' of query 'q' is bigint, .schema.. says string"),
+        ("window_start timestamp, n string", "column 'n' of query 'q' is bigint, but .schema.. says string"),
     ):
         with pytest.raises(Exception, match=message):
             reading(spark.read, daemon).schema(schema).load().count()

@@ -84,7 +84,7 @@ def test_sigterm_drains_names_the_open_windows_and_exits_with_0(project: Path, t
         child.send_signal(signal.SIGTERM)
         out, err = child.communicate(timeout=WAIT_S)
     assert child.returncode == 0, err
-    assert "windows had not fired yet" in out
+    assert "these windows had not fired" in out
     assert "query ysb, groups 0, first end 0" in out
     assert "and 5 more" in out
     assert "event=stopping" in err

@@ -255,6 +255,11 @@ def parts_of(QueryState state):
     return most
 
 
+def is_folding(QueryState state):
+    """Whether the worker has parts of the query to fold. At any time."""
+    return bool(state.query.unfolded)
+
+
 def probes_of(QueryState state):
     """Of all tables of a query on one worker. Only while that worker has nothing to do."""
     cdef Query *query = state.query

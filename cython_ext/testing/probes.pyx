@@ -269,6 +269,11 @@ def parts_of(QueryState state):
     return most
 
 
+def is_folding(QueryState state):
+    """Whether the worker has parts of the query to fold. At any time."""
+    return bool(state.op.unfolded)
+
+
 def probes_of(QueryState state):
     """Of all tables of a query on one worker. Only while that worker has nothing to do."""
     cdef Operator *op = state.op

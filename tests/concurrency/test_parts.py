@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flexstream as fs
-from flexstream.cython_ext.testing.probes import parts_of
+from flexstream.cython_ext.testing.probes import is_folding, parts_of
 from tests.property.checks import FINISH_S, as_rows
 from tests.waiting import wait_until
 
@@ -40,6 +40,10 @@ def state_bytes(engine: fs.Engine) -> int:
 
 def most_parts(engine: fs.Engine) -> int:
     return max(parts_of(state) for running in engine.running()[1] for state in running.states)
+
+
+def is_any_folding(engine: fs.Engine) -> bool:
+    return any(is_folding(state) for running in engine.running()[1] for state in running.states)
 
 
 def open_engine(workers: int) -> fs.Engine:
@@ -103,6 +107,7 @@ def test_a_group_split_again_and_again_in_one_window_keeps_one_partial(moves: bo
             most = max(most, state_bytes(engine))
         assert most <= 6 * once, "a pane's own partial, four parts, and what is on its way, at most"
         wait_until(lambda: state_bytes(engine) <= 2 * once, "memory of what was folded")
+        wait_until(lambda: not is_any_folding(engine), "all that can be folded")
         engine.flush()
         assert most_parts(engine) == 1
         for producer in producers:

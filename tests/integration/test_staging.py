@@ -421,7 +421,7 @@ def test_a_producer_says_what_it_cannot_do() -> None:
                 producer.begin_stage("../../etc/passwd")
             assert caught.value.code == "bad_stage"
             producer.begin_stage(new_id())
-            with pytest.raises(ConfigError, match="is open"):
+            with pytest.raises(ConfigError, match="is still open"):
                 producer.begin_stage(new_id())
         with pytest.raises(ProtocolError) as caught:
             fs.Producer(address(engine), stream="nobody", stage=new_id())

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexstream.cython_ext.testing import probes
-from flexstream.rows.stream import SPAN_LIMIT, TIME_LIMIT
+from flexstream.rows.layout import SPAN_LIMIT
+from flexstream.rows.stream import TIME_LIMIT
 from flexstream.wire import frames
 from flexstream.wire.frames import ErrorCode, FrameType, Header
 

@@ -333,7 +333,7 @@ def test_median_is_for_numbers(argument, said):
     with pytest.raises(QueryError, match=f"median does not work on {argument}, .*{said}") as refused:
         query_of(a=fs.median(argument))
     assert refused.value.code == "bad_types"
-    assert "it is for numbers" in (refused.value.hint or "")
+    assert "it takes numbers" in (refused.value.hint or "")
 
 
 @both

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from flexstream.cython_ext.worker.reports import LateBlock, MarkerSeen, Pong, Report, ResultBlock, SessionAwake
+from flexstream.cython_ext.worker.reports import (
+    LateBlock,
+    MarkerSeen,
+    Pong,
+    QueryHere,
+    Report,
+    ResultBlock,
+    SessionAwake,
+)
 from flexstream.errors import EngineError
 from flexstream.results.collector import Collector
 
@@ -48,6 +56,22 @@ class Writer:
         self.notes.append((self.name, rows))
 
 
+class Late:
+    """A LateLog that notes what it is given, and a query's part of it."""
+
+    held = held_bytes = 0
+    error = None
+
+    def __init__(self, name: str, notes: list[object]) -> None:
+        self.name, self.notes, self.stream = name, notes, self
+
+    def write(self, worker: int, rows: bytes) -> None:
+        self.notes.append((self.name, worker, rows))
+
+    def seat(self, worker: int, slot: int, late: object) -> None:
+        self.notes.append((self.name, worker, slot, late))
+
+
 @pytest.fixture
 def reader_fd() -> Iterator[int]:
     fd = os.eventfd(0)
@@ -57,8 +81,9 @@ def reader_fd() -> Iterator[int]:
 
 def collect(reader_fd: int, notes: list[object], *workers: Worker) -> Collector:
     collector = Collector(workers, reader_fd)
+    late = Late("late", notes)
     for query in (1, 2):
-        collector.add_query(query, Writer(f"results {query}", notes), Writer(f"late {query}", notes))  # type: ignore[arg-type]
+        collector.add_query(query, 5, Writer(f"results {query}", notes), late)  # type: ignore[arg-type]
     collector.subscribe(Pong, lambda worker, report: notes.append((worker, report.tag)))
     collector.stop()
     collector.run()
@@ -68,12 +93,18 @@ def collect(reader_fd: int, notes: list[object], *workers: Worker) -> Collector:
 def test_blocks_that_come_together_are_one_batch_and_nothing_overtakes_them(reader_fd: int) -> None:
     notes: list[object] = []
     first = Worker(
-        0, ResultBlock(1, b"a"), LateBlock(1, b"x"), ResultBlock(2, b"c"), ResultBlock(1, b"b"), Pong(7),
+        0, ResultBlock(1, b"a"), LateBlock(5, b"x"), ResultBlock(2, b"c"), ResultBlock(1, b"b"), Pong(7),
         ResultBlock(1, b"d"),
     )  # fmt: skip
     collect(reader_fd, notes, first, Worker(1, Pong(8)))
-    batches = [("results 1", b"ab"), ("late 1", b"x"), ("results 2", b"c")]
+    batches = [("results 1", b"ab"), ("late", 0, b"x"), ("results 2", b"c")]
     assert notes == [*batches, (0, 7), ("results 1", b"d"), (1, 8)]
+
+
+def test_a_slot_means_another_query_behind_the_late_rows_of_the_one_before(reader_fd: int) -> None:
+    notes: list[object] = []
+    collect(reader_fd, notes, Worker(3, LateBlock(5, b"x"), QueryHere(9, 5, 0), LateBlock(5, b"y")))
+    assert notes == [("late", 3, b"x"), ("late", 3, 0, None), ("late", 3, b"y")]
 
 
 def test_blocks_of_a_query_that_is_gone_are_dropped_and_reports_without_a_taker_are_passed_over(reader_fd: int) -> None:

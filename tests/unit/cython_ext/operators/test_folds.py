@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 INCLUDES = Path(__file__).parents[4] / "cython_ext/includes"
-HEADERS = ("flexstream_abi.h", "folds.h", "fold_calls.h")
+HEADERS = ("murmur3.h", "flexstream_abi.h", "folds.h", "fold_calls.h")
 
 
 def build(tmp_path, *changes):

@@ -173,7 +173,7 @@ def test_a_mistake_is_told_of_the_plan_or_of_the_query_that_has_it() -> None:
     assert type(told.value) is QueryError
     with pytest.raises(QueryError, match=r"^no column 'x' in query 'q'"):
         SHOP.query("q").project("x")
-    with pytest.raises(QueryError, match=r"^query 'q': min_by cannot go by city, which is bytes") as told:
+    with pytest.raises(QueryError, match=r"^query 'q': min_by cannot choose a row by city, which is bytes") as told:
         SHOP.query("q").window(HOP).agg(a=fs.min_by("n", "city"))
     with pytest.raises(QueryError, match=r"^query 'q': no column 'nope'"):
         SHOP.query("q").window(HOP).agg(a=fs.min_by("n", "nope"))

@@ -303,7 +303,7 @@ def test_watch_notices_a_foreign_change_and_puts_it_back(machine: Machine) -> No
         assert look["put_back"][0] == {"where": "va channels rx", "old": "2", "new": "4"}
         wait_until(lambda: tool_channels(machine.where, "va")["rx"] == 4, "the channels to be put back")
         machine.where.ip("link", "del", "va")
-        while not any("not there any more" in line for line in look["drift"]):
+        while not any("va is gone" in line for line in look["drift"]):
             look = json.loads(child.stdout.readline())
     finally:
         child.send_signal(signal.SIGINT)

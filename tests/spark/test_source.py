@@ -137,7 +137,7 @@ def test_daemons_may_show_the_same_plan_in_two_versions_but_not_two_plans(monkey
     monkeypatch.setattr(nodes, "Client", lambda endpoint, **_: SimpleNamespace(get=lambda _: {"plan": plans[endpoint]}))
     options = {"query": "ysb", "endpoint": "http://a:1,http://b:1"}
     assert nodes.find_query(Options.parse(options)) == YSB_QUERY
-    with pytest.raises(fs.SchemaError, match="not the same on all of"):
+    with pytest.raises(fs.SchemaError, match="differs between http://a:1, http://c:1"):
         nodes.find_query(Options.parse({**options, "endpoint": "http://a:1,http://c:1"}))
 
 

@@ -174,7 +174,7 @@ def test_a_streaming_frame_fires_the_windows_that_the_watermark_has_passed(spark
         (
             fs.Stream("n", {"t": "timestamp[ms]", "k": "i64"}, key="k", time="t")
             .query("q").window(fs.tumbling("1s")).agg(a=fs.last("k")),
-            "aggregate a = last(k): rows of the same event time come in the order of session and row sequence",
+            "aggregate a = last(k): session and row sequence decide between rows of the same event time",
         ),
         (
             fs.Stream("n", {"t": "timestamp[ms]", "k": "i64"}, key="k", time="t")

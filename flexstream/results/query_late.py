@@ -12,7 +12,7 @@ import pyarrow as pa
 from flexstream.errors import ResultLogError
 from flexstream.results.late_marks import Entry, chosen_by
 from flexstream.state.results.already_logged import KnownLate
-from flexstream.state.results.result_log import ResultLog
+from flexstream.state.results.result_log import ResultLog, check_range
 from flexstream.state.results.segments import Life, of_generation
 
 if TYPE_CHECKING:
@@ -93,12 +93,7 @@ class QueryLate:
 
         Raises ResultLogError as a ResultLog does.
         """
-        if offset < 0 or max_rows < 1:
-            raise ResultLogError(
-                f"cannot read {max_rows} rows from offset {offset}",
-                code="bad_offset",
-                hint="offset must be 0 or more and max_rows 1 or more",
-            )
+        check_range(offset, max_rows)
         batches: list[pa.RecordBatch] = []
         while max_rows > 0 and offset < self._rows:
             batch = self._read_some(offset, max_rows)

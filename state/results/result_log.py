@@ -35,6 +35,16 @@ from flexstream.state.results.segments import (
 SMALLEST_SEGMENT_BYTES = 64 << 10
 
 
+def check_range(offset: int, max_rows: int) -> None:
+    """Raises ResultLogError: no log can be read like that."""
+    if offset < 0 or max_rows < 1:
+        raise ResultLogError(
+            f"cannot read {max_rows} rows from offset {offset}",
+            code="bad_offset",
+            hint="offset must be 0 or more and max_rows 1 or more",
+        )
+
+
 class ResultLog:
     """Append-only, thread-safe: one appender, many readers.
 
@@ -208,12 +218,7 @@ class ResultLog:
         Raises ResultLogError with code `offset_expired` when retention has removed `offset`: the caller
         decides whether to go on at `first_offset`, because rows in between are lost to it.
         """
-        if offset < 0 or max_rows < 1:
-            raise ResultLogError(
-                f"cannot read {max_rows} rows from offset {offset}",
-                code="bad_offset",
-                hint="offset must be 0 or more and max_rows 1 or more",
-            )
+        check_range(offset, max_rows)
         batches: list[pa.RecordBatch] = []
         while max_rows > 0:
             batch = self.read_one(offset)
